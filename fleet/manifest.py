@@ -1,0 +1,184 @@
+"""The manifest: what a model is made of, how it was cut, and what the check of the cut found.
+
+Transfer and placement rest on it. The weights of a stage are a concatenation of *runs*. A run holds the constants that
+have the same set of readers in the whole model (one layer; the embedding; the head; several of them together), so
+that the bytes of a layer are the same wherever the model is cut, and a node that holds a run never fetches it again.
+The graph of a stage is a small file of its own, and the few constants that the cut itself brought in are the stage's
+``cut`` run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, NewType
+
+import msgspec
+
+from fleet.errors import ModelError
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_VERSION = 1
+RUN_ALIGNMENT_BYTES = 4096
+"""Every run starts at a multiple of this in the stage's weight file."""
+
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=120)]
+ModelId = NewType("ModelId", str)
+KvPrecision = Literal["f32", "f16", "bf16", "u8"]
+RunKind = Literal["layer", "embedding", "head", "shared", "cut"]
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of the shard folder, named without any folder."""
+
+    name: FileName
+    bytes: Bytes
+    sha256: Sha256
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run of constants. ``layer`` is set for kind ``layer``; ``bytes`` includes the padding inside the run."""
+
+    sha256: Sha256
+    bytes: Bytes
+    kind: RunKind
+    layer: Count | None = None
+
+
+class RunPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a run lies in a stage's weight file."""
+
+    sha256: Sha256
+    offset: Bytes
+
+
+class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One decoder layer: its weight bytes and what one token of one sequence adds to its KV cache.
+
+    ``kv_elements_per_token`` counts numbers, K and V together, so that the bytes follow from any KV precision.
+    """
+
+    index: Count
+    bytes: Bytes
+    kv_elements_per_token: Count
+    kv_bytes_per_token: Bytes
+    """At the manifest's own ``kv_precision``."""
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One shard: layers ``first_layer`` to ``end_layer`` (exclusive)."""
+
+    stage: Count
+    first_layer: Count
+    end_layer: Count
+    bytes: Bytes
+    """Bytes of the weight file."""
+    graph: FileEntry
+    weights: FileEntry
+    runs: tuple[RunPlace, ...]
+    inputs: tuple[str, ...]
+    """Names of the graph's inputs; the first stage reads ``input_ids``, a later one ``inputs_embeds``."""
+    fused_attention: Count = 0
+    """Fused attention nodes that the CPU plugin made of this shard when it was checked."""
+    expected_attention: Count = 0
+
+
+class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What running the shards in a chain against the whole model found, in f32."""
+
+    max_abs_diff: float
+    """Largest absolute difference of any logit."""
+    greedy_match: float
+    """Share of positions (0 to 1) whose largest logit is the same token."""
+    device: str
+    kv_precision: KvPrecision
+    openvino_version: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model cut into stages. ``model_id`` depends on the weights and tokenizer, not on the cut."""
+
+    manifest_version: Literal[1]
+    model_id: str
+    name: str
+    architecture: str
+    hidden_size: Count
+    vocabulary_size: Count
+    context_tokens: Count
+    """Longest context that the model was trained for; 0 where the model does not say."""
+    kv_precision: KvPrecision
+    layers: tuple[Layer, ...]
+    runs: tuple[Run, ...]
+    stages: tuple[Stage, ...]
+    tokenizer: tuple[FileEntry, ...]
+    """Tokenizer, detokenizer, configuration and licence files, which the gateway needs."""
+    stop_token_ids: tuple[Count, ...]
+    verification: Verification | None = None
+    notes: tuple[str, ...] = ()
+
+    def run(self, sha256: str) -> Run:
+        """The run of that hash; KeyError where the model has none."""
+        for run in self.runs:
+            if run.sha256 == sha256:
+                return run
+        raise KeyError(sha256)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The first layer of every stage but stage 0."""
+        return tuple(stage.first_layer for stage in self.stages[1:])
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+
+
+def decode_manifest(text: bytes, where: str = "manifest") -> Manifest:
+    """The checked manifest.
+
+    Raises:
+        ModelError: not a manifest, of another version, or inconsistent in itself.
+    """
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{where} is not a shard manifest that this version reads: {error}.") from None
+    known = {run.sha256: run for run in manifest.runs}
+    expected_first = 0
+    for index, stage in enumerate(manifest.stages):
+        if stage.stage != index or stage.first_layer != expected_first or stage.end_layer < stage.first_layer:
+            raise ModelError(f"{where}: the stages do not follow each other at stage {index}; build the shards again.")
+        expected_first = stage.end_layer
+        end = 0
+        for place in stage.runs:
+            if place.sha256 not in known:
+                raise ModelError(f"{where}: stage {index} names a run that the manifest lacks; build the shards again.")
+            if place.offset < end or place.offset % RUN_ALIGNMENT_BYTES:
+                raise ModelError(f"{where}: the runs of stage {index} overlap; build the shards again.")
+            end = place.offset + known[place.sha256].bytes
+        if end > stage.weights.bytes:
+            raise ModelError(f"{where}: the runs of stage {index} exceed its weight file; build the shards again.")
+    if expected_first != len(manifest.layers):
+        raise ModelError(f"{where}: the stages do not cover all {len(manifest.layers)} layers; build the shards again.")
+    return manifest
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """The manifest of a shard folder.
+
+    Raises:
+        ModelError: the folder holds none, or it cannot be read.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise ModelError(
+            f"{folder} is not a shard folder: it has no {MANIFEST_NAME}. Make one with 'paceline shard build'."
+        ) from None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+    return decode_manifest(text, str(path))

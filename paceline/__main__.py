@@ -1,0 +1,5 @@
+"""The console command."""
+
+
+def main() -> None:
+    pass
