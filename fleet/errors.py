@@ -35,3 +35,7 @@ class DeployError(PacelineError):
 
 class CancelledError(PacelineError):
     """The person asked to stop."""
+
+
+class DataFolderError(PacelineError):
+    """A file in the data folder cannot be read or written, or is damaged."""
