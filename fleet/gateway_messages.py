@@ -17,6 +17,11 @@ TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 PromptText = Annotated[str, msgspec.Meta(max_length=2_000_000)]
 TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
+SIGN_OF_LIFE_S = 5.0
+"""A client with running requests is heard at least this often."""
+SILENCE_S = 20.0
+"""A client, or a gateway, that was not heard for so long while requests run counts as gone."""
+
 FinishReason = Literal["stop", "length", "cancelled"]
 FailureCode = Literal[
     "bad_request", "context_full", "stage_lost", "not_ready", "overloaded", "template", "unknown_model", "internal"
@@ -76,7 +81,8 @@ class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 class AskStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="status"):
     """The first message of a connection and a sign of life; answered with ServiceStatus.
 
-    A client that has requests running sends it at least every 5 s; one that falls silent for 20 s counts as gone.
+    A client that has requests running sends it at least every ``SIGN_OF_LIFE_S``; one that falls silent for
+    ``SILENCE_S`` counts as gone.
     """
 
     number: RequestNumber
