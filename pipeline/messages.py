@@ -6,7 +6,12 @@ connection to the stage that sends them. A message is ``[header]`` or ``[header,
 tensor (steps that reach a stage after the first) is ``[tokens, hidden_size]`` in the order of the header's entries.
 
 Every frame carries the epoch. The gateway starts a new epoch when a stage was lost; a stage that sees a new epoch
-drops all its sequences, and drops frames of older ones.
+drops all its sequences, and drops frames of older ones. Epochs only rise: a gateway counts on from the clock
+(``time.time_ns()``) or from the epoch of the Fault that refuses its Attach, so that a stage that outlived an earlier
+gateway follows a new one.
+
+A sequence that met a Fault is dead at the stage that sent it until it is released: its later entries are dropped
+there without a word, while the other entries of a step go on. A step of which no entry is left has no result.
 """
 
 from __future__ import annotations
@@ -48,6 +53,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """At how many of the last positions of this entry a token is sampled: 0 inside a prompt, 1 in decode."""
     sampling: Sampling | None = None
     """Given in the sequence's first entry (``start`` 0)."""
+    prompt_tokens: Position | None = None
+    """Given with ``sampling``: how many of the sequence's tokens are its prompt; presence and frequency penalties count
+    those after it. None: all before the first sampled one. A replay says it, because it prefills generated tokens."""
 
 
 class StageTiming(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -118,10 +126,13 @@ class Fault(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Stage to gateway: these sequences cannot go on; ``message`` is one plain sentence."""
 
     epoch: Epoch
+    """That of the steps; in the answer to a refused Attach the stage's own."""
     stage: int
     node: Text
     sequences: tuple[SequenceNumber, ...]
     message: str
+    epoch_over: bool = False
+    """This stage serves nothing more in this epoch (or did not begin it): attach again with a higher one."""
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pong"):

@@ -1,0 +1,1 @@
+"""One stage of a pipeline: a process that runs one shard of the model."""
