@@ -89,7 +89,8 @@ class Supervisor(Generic[Key]):
         child = self._children.get(key)
         return None if child is None else child.view()
 
-    def keys(self) -> tuple[Key, ...]:
+    @property
+    def children(self) -> tuple[Key, ...]:
         """The keys of all children that are not stopped."""
         return tuple(self._children)
 
@@ -105,7 +106,7 @@ class Supervisor(Generic[Key]):
 
     async def close(self) -> None:
         """End all children, side by side."""
-        await asyncio.gather(*(self.stop(key) for key in self.keys()))
+        await asyncio.gather(*(self.stop(key) for key in self.children))
 
     def _changed(self, key: Key) -> None:
         if key in self._children:

@@ -64,6 +64,8 @@ class StartStage(Request, frozen=True, tag="start_stage"):
     """Inference threads; 0 leaves the choice to OpenVINO."""
     cpus: Annotated[tuple[int, ...], msgspec.Meta(max_length=4096)] = ()
     """Processor numbers to run on; empty: all."""
+    exact: bool = False
+    """Compute in f32 without dynamic quantization, for comparisons token by token; slower."""
 
 
 class StartGateway(Request, frozen=True, tag="start_gateway"):
