@@ -161,15 +161,16 @@ def candidates(logits: Logits, sampling: Sampling) -> tuple[TokenIds | None, Log
 
     The ids are None where nothing was cut off: then ``weights[i]`` is that of token i. Ties at an edge go to lower ids.
     """
-    weights = logits - logits.max()
+    tokens: TokenIds | None = None
+    scores = logits
+    if 0 < sampling.top_k < len(logits):
+        tokens = _largest(logits, sampling.top_k)
+        scores = logits[tokens]
+    weights = scores - scores.max()
     weights /= np.float32(sampling.temperature)
     np.exp(weights, out=weights)
-    tokens: TokenIds | None = None
-    if 0 < sampling.top_k < len(weights):
-        tokens = _largest(weights, sampling.top_k)
-        weights = weights[tokens]
     if sampling.top_p < 1.0:
-        kept = _nucleus(weights, sampling.top_p)
+        kept = _nucleus(scores, weights, sampling.top_p)
         tokens = kept if tokens is None else tokens[kept]
         weights = weights[kept]
     if sampling.min_p > 0.0:
@@ -224,8 +225,11 @@ def _largest(values: NDArray[Any], count: int) -> TokenIds:
     return np.sort(np.concatenate([above, equal]))
 
 
-def _nucleus(weights: Logits, share: float) -> TokenIds:
-    """Indices of the fewest largest weights that make up ``share`` of their sum, ascending."""
+def _nucleus(scores: Logits, weights: Logits, share: float) -> TokenIds:
+    """Indices of the fewest largest weights that make up ``share`` of their sum, ascending.
+
+    They are ranked by ``scores``, of which unequal ones can have equal weights.
+    """
     target = share * float(weights.sum(dtype=np.float64))
     # Sorting the whole vocabulary is what makes top-p slow. A few tokens carry nearly all the weight, as a rule.
     considered = np.arange(len(weights))
@@ -236,6 +240,6 @@ def _nucleus(weights: Logits, share: float) -> TokenIds:
             considered = heavy
             break
         floor /= 16
-    order = considered[np.argsort(-weights[considered], kind="stable")]
+    order = considered[np.argsort(-scores[considered], kind="stable")]
     needed = int(weights[order].cumsum(dtype=np.float64).searchsorted(target, side="left")) + 1
     return np.sort(order[:needed])
