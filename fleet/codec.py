@@ -89,4 +89,8 @@ def read_tensor(header: TensorHeader, frame: bytes | memoryview) -> NDArray[Any]
         raise MessageError(f"a tensor of {expected} bytes exceeds the limit of {MAX_TENSOR_BYTES}")
     if len(frame) != expected:
         raise MessageError(f"a tensor frame has {len(frame)} bytes, its header says {expected}")
-    return np.frombuffer(frame, dtype=_NUMPY_TYPES[header.dtype]).reshape(header.shape)
+    try:
+        return np.frombuffer(frame, dtype=_NUMPY_TYPES[header.dtype]).reshape(header.shape)
+    except ValueError as error:
+        # An empty tensor whose other dimensions multiply to more than numpy counts.
+        raise MessageError(f"a tensor of shape {list(header.shape)} cannot be read: {error}") from None
