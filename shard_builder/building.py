@@ -1,0 +1,330 @@
+"""Builds a shard folder: analyses the model, writes every stage, checks the chain, and puts the folder in its place."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import openvino as ov
+
+from fleet.build_messages import BuildPhase, BuildProgress
+from fleet.errors import CancelledError, ModelError
+from fleet.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    KvPrecision,
+    Layer,
+    Manifest,
+    Run,
+    RunPlace,
+    Stage,
+    Verification,
+    encode_manifest,
+)
+from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
+from shard_builder.chain import run_chain
+from shard_builder.layers import StagePlan
+from shard_builder.opened_model import cache_pattern, open_model
+from shard_builder.reference import CALLS, ReferenceHead, make_reference
+from shard_builder.shard_files import file_sha256, name_constants, write_graph
+from shard_builder.sources import open_source
+from shard_builder.surgery import StageSurgeon
+from shard_builder.weights import describe_run, hash_run, place_runs, write_weights
+
+KV_BYTES: dict[KvPrecision, int] = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
+SOURCE_NAME = "source.json"
+SPARE_DISK_BYTES = 64 << 20
+WRONG_LOGITS = 1e-2
+"""In f32 a right cut gives the same logits to the bit; a difference of this size means that the cut is wrong."""
+_PHASES: dict[BuildPhase, tuple[float, float]] = {
+    "convert": (0.0, 0.3),
+    "analyse": (0.3, 0.35),
+    "write": (0.35, 0.6),
+    "verify": (0.6, 1.0),
+}
+
+
+class SourceRecord(msgspec.Struct, frozen=True):
+    """Where the model lay that a shard folder was made of, for a later check on the same PC."""
+
+    model: str
+
+
+def build(
+    model: Path,
+    output: Path,
+    *,
+    stages: int | None = None,
+    cuts: Sequence[int] | None = None,
+    kv_precision: KvPrecision = "f16",
+    progress: Callable[[BuildProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    work_folder: Path | None = None,
+) -> Manifest:
+    """Cuts a model into shards and checks them against the whole model.
+
+    Args:
+        model: an OpenVINO IR folder with its tokenizer, or a GGUF file.
+        output: the shard folder to make; it must not exist, or be an empty folder or an earlier shard folder, which is
+            replaced once the new one is complete.
+        stages: how many stages of about the same number of layers.
+        cuts: instead of ``stages``, the first layer of every stage but stage 0.
+        kv_precision: the precision of the KV cache that the manifest plans with and the check runs with.
+        progress: hears how far the build is.
+        cancelled: asked several times a second; True stops the build.
+        work_folder: where converted models are kept; the place in the data folder by default.
+
+    Raises:
+        ModelError: the model cannot be read or cut, the cut does not fit the model, the disk is full, or the shards
+            do not give the whole model's logits. Nothing is left behind.
+        CancelledError: ``cancelled`` said so. Nothing is left behind.
+    """
+    reporter = _Reporter(progress or (lambda _: None), cancelled or (lambda: False))
+    _check_output(output)
+    reporter.report("convert", 0.0)
+    source = open_source(model, work_folder, reporter.cancelled)
+    reporter.report("analyse", 0.0)
+    core = ov.Core()
+    analysis = analyse(core, source)
+    boundaries = choose_boundaries(len(analysis.layers.entries), stages, cuts)
+    cut = plan_cut(core, analysis, boundaries)
+    reporter.report("analyse", 1.0)
+    scratch = _make_scratch(output)
+    try:
+        manifest = _Builder(core, analysis, cut, kv_precision, scratch, reporter).build()
+        record = SourceRecord(str(model.resolve()))
+        (scratch / SOURCE_NAME).write_bytes(msgspec.json.encode(record))
+        (scratch / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+        reporter.check()
+        _put_in_place(scratch, output)
+    except OSError as error:
+        raise ModelError(f"The shards cannot be written to {output}: {error.strerror}.") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    reporter.report("verify", 1.0)
+    return manifest
+
+
+class _Reporter:
+    def __init__(self, progress: Callable[[BuildProgress], None], cancelled: Callable[[], bool]) -> None:
+        self._progress = progress
+        self.cancelled = cancelled
+
+    def check(self) -> None:
+        if self.cancelled():
+            raise CancelledError("The build was stopped; nothing was written.")
+
+    def report(self, phase: BuildPhase, share: float, bytes_done: int = 0, bytes_total: int = 0) -> None:
+        self.check()
+        start, end = _PHASES[phase]
+        self._progress(
+            BuildProgress(
+                phase=phase,
+                fraction=start + (end - start) * min(share, 1.0),
+                bytes_done=bytes_done,
+                bytes_total=bytes_total,
+            )
+        )
+
+
+class _Builder:
+    def __init__(
+        self,
+        core: ov.Core,
+        analysis: Analysis,
+        cut: CutPlan,
+        kv_precision: KvPrecision,
+        scratch: Path,
+        reporter: _Reporter,
+    ) -> None:
+        self._core = core
+        self._analysis = analysis
+        self._cut = cut
+        self._kv_precision = kv_precision
+        self._scratch = scratch
+        self._reporter = reporter
+        self._runs: dict[int, Run] = {}
+        self._cut_runs: dict[str, Run] = {}
+        self._bytes_done = 0
+        self._bytes_total = 0
+
+    def build(self) -> Manifest:
+        layouts = [place_runs(self._analysis.runs, plan.nodes) for plan in self._cut.stages]
+        self._bytes_total = sum(layout.run_bytes for layout in layouts)
+        self._check_disk()
+        stages = [self._write_stage(number, plan) for number, plan in enumerate(self._cut.stages)]
+        layer_count = len(self._analysis.layers.entries)
+        for index, layout in enumerate(self._analysis.runs):
+            if index not in self._runs:
+                digest = hash_run(layout, self._analysis.opened.operations)
+                self._runs[index] = describe_run(layout, digest, layer_count)
+        tokenizer = self._copy_companions()
+        runs = {run.sha256: run for run in self._runs.values()}
+        manifest = Manifest(
+            manifest_version=1,
+            model_id=_model_id(runs, tokenizer),
+            name=self._analysis.source.name,
+            architecture=self._analysis.description.architecture,
+            hidden_size=self._analysis.hidden_size,
+            vocabulary_size=self._analysis.vocabulary_size,
+            context_tokens=self._analysis.description.context_tokens,
+            kv_precision=self._kv_precision,
+            layers=describe_layers(self._analysis, self._kv_precision),
+            runs=(*runs.values(), *(run for digest, run in self._cut_runs.items() if digest not in runs)),
+            stages=tuple(stages),
+            tokenizer=tokenizer,
+            stop_token_ids=self._analysis.description.stop_token_ids,
+        )
+        return self._verify(manifest)
+
+    def _check_disk(self) -> None:
+        free = shutil.disk_usage(self._scratch).free
+        logits = sum(call.tokens for call in CALLS) * self._analysis.vocabulary_size * 4
+        needed = self._bytes_total + logits + SPARE_DISK_BYTES
+        if free < needed:
+            raise ModelError(
+                f"The shards need {needed:,} bytes on the disk of {self._scratch.parent}, which has {free:,} free."
+            )
+
+    def _write_stage(self, number: int, plan: StagePlan) -> Stage:
+        opened = open_model(self._core, self._analysis.source.graph)
+        if [node.kind for node in opened.graph.nodes] != [node.kind for node in self._analysis.opened.graph.nodes]:
+            raise ModelError(f"{self._analysis.source.graph} changed while it was being cut; build again.")
+        surgeon = StageSurgeon(opened, self._analysis.layers, plan, self._cut.dimensions, self._analysis.hidden_size)
+        stage = surgeon.operate(f"{self._analysis.source.name} layers {plan.first} to {plan.end - 1}")
+        numbers = {operation.get_name(): index for index, operation in enumerate(opened.operations)}
+        constants = name_constants(stage.model, numbers)
+        layout = place_runs(self._analysis.runs, set(constants.whole.values()))
+        graph_file = self._scratch / f"stage-{number}.xml"
+        weight_file = self._scratch / f"stage-{number}.bin"
+        with tempfile.TemporaryDirectory(dir=self._scratch) as drafts:
+            cut_constants = write_graph(stage.model, constants, layout, graph_file, Path(drafts))
+        with weight_file.open("wb") as file:
+            written = write_weights(file, layout, self._analysis.opened.operations, cut_constants, self._count_bytes)
+        places = []
+        for placed, digest in zip(layout.runs, written.run_hashes, strict=True):
+            index = self._analysis.runs.index(placed.layout)
+            self._runs[index] = describe_run(placed.layout, digest, len(self._analysis.layers.entries))
+            places.append(RunPlace(sha256=digest, offset=placed.offset))
+        if written.cut_bytes:
+            self._cut_runs[written.cut_hash] = Run(sha256=written.cut_hash, bytes=written.cut_bytes, kind="cut")
+            places.append(RunPlace(sha256=written.cut_hash, offset=layout.cut_offset))
+        attention_layers = self._analysis.layers.states[plan.first : plan.end]
+        return Stage(
+            stage=number,
+            first_layer=plan.first,
+            end_layer=plan.end,
+            bytes=written.bytes,
+            graph=FileEntry(name=graph_file.name, bytes=graph_file.stat().st_size, sha256=file_sha256(graph_file)),
+            weights=FileEntry(name=weight_file.name, bytes=written.bytes, sha256=written.sha256),
+            runs=tuple(places),
+            inputs=stage.inputs,
+            expected_attention=sum(
+                any(cache_pattern(self._analysis.opened, state) for state in group) for group in attention_layers
+            ),
+        )
+
+    def _count_bytes(self, count: int) -> None:
+        self._bytes_done += count
+        share = self._bytes_done / self._bytes_total if self._bytes_total else 1.0
+        self._reporter.report("write", share, self._bytes_done, self._bytes_total)
+
+    def _copy_companions(self) -> tuple[FileEntry, ...]:
+        entries = []
+        for path in self._analysis.source.companions:
+            copy = self._scratch / path.name
+            shutil.copyfile(path, copy)
+            entries.append(FileEntry(name=path.name, bytes=copy.stat().st_size, sha256=file_sha256(copy)))
+        return tuple(entries)
+
+    def _verify(self, manifest: Manifest) -> Manifest:
+        steps = len(CALLS) * (len(manifest.stages) + 1)
+        done = 0
+
+        def tick() -> None:
+            nonlocal done
+            done += 1
+            self._reporter.report("verify", done / (steps + 1))
+
+        head = ReferenceHead(
+            model_id=manifest.model_id,
+            device="CPU",
+            kv_precision=self._kv_precision,
+            vocabulary_size=manifest.vocabulary_size,
+            openvino_version=ov.__version__,
+            calls=CALLS,
+        )
+        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
+            reference = make_reference(self._core, self._analysis.source.graph, head, Path(folder), tick)
+            result = run_chain(self._core, self._scratch, manifest.stages, reference, "CPU", self._kv_precision, tick)
+            del reference
+        if result.max_abs_diff > WRONG_LOGITS:
+            raise ModelError(
+                f"{self._analysis.source.name} cannot be cut here: its shards give other logits than the whole model "
+                f"(largest difference {result.max_abs_diff:.3g})."
+            )
+        stages = tuple(
+            msgspec.structs.replace(stage, fused_attention=fused)
+            for stage, fused in zip(manifest.stages, result.fused_attention, strict=True)
+        )
+        verification = Verification(
+            max_abs_diff=result.max_abs_diff,
+            greedy_match=result.greedy_match,
+            device="CPU",
+            kv_precision=self._kv_precision,
+            openvino_version=ov.__version__,
+        )
+        return msgspec.structs.replace(manifest, stages=stages, verification=verification)
+
+
+def describe_layers(analysis: Analysis, kv_precision: KvPrecision) -> tuple[Layer, ...]:
+    """The manifest's entries of a model's layers."""
+    return tuple(
+        Layer(
+            index=index,
+            bytes=size,
+            kv_elements_per_token=elements,
+            kv_bytes_per_token=elements * KV_BYTES[kv_precision],
+        )
+        for index, (size, elements) in enumerate(zip(analysis.layer_bytes, analysis.kv_elements_per_token, strict=True))
+    )
+
+
+def _model_id(runs: dict[str, Run], companions: tuple[FileEntry, ...]) -> str:
+    """The same for every cut of the same weights and tokenizer."""
+    parts = sorted(runs) + sorted(f"{entry.name} {entry.sha256}" for entry in companions)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _check_output(output: Path) -> None:
+    """Refuses to replace anything but an empty folder or a shard folder."""
+    try:
+        if not output.exists():
+            return
+        if output.is_dir() and ((output / MANIFEST_NAME).is_file() or not any(output.iterdir())):
+            return
+    except OSError as error:
+        raise ModelError(f"{output} cannot be read: {error.strerror}.") from None
+    raise ModelError(f"{output} exists and is not a shard folder; give another folder for the shards.")
+
+
+def _make_scratch(output: Path) -> Path:
+    try:
+        output.absolute().parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
+    except OSError as error:
+        raise ModelError(f"The shards cannot be written to {output}: {error.strerror}.") from None
+
+
+def _put_in_place(scratch: Path, output: Path) -> None:
+    if output.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=output.absolute().parent))
+        output.replace(old / "shards")
+        scratch.replace(output)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        scratch.replace(output)

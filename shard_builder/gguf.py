@@ -1,0 +1,134 @@
+"""Reads the head of a GGUF file: its metadata, and whether the file is whole.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little endian).
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import ModelError
+
+MAGIC = b"GGUF"
+MAX_ENTRIES = 1 << 20
+MAX_TEXT_BYTES = 64 << 20
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_TEXT, _ARRAY = 8, 9
+_BLOCKS = {
+    0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40),
+    10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
+    16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82),
+    23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2),
+}  # fmt: skip
+"""Per tensor type of ggml: elements in a block, bytes of a block."""
+
+
+@dataclass(frozen=True)
+class GgufHead:
+    """The metadata by key, and the bytes that the file must have at least."""
+
+    metadata: dict[str, Any]
+    needed_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        """The model's family as llama.cpp names it."""
+        return str(self.metadata.get("general.architecture", ""))
+
+    def number(self, key: str) -> int:
+        """A whole number under ``<architecture>.<key>``; 0 where the file does not give it."""
+        value = self.metadata.get(f"{self.architecture}.{key}", 0)
+        return value if isinstance(value, int) else 0
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as GGUF files do.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_head(path: Path) -> GgufHead:
+    """The head of a GGUF file.
+
+    Raises:
+        ModelError: not a GGUF file of a known version, damaged, or cut short.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            head = _Reader(content).head()
+            size = len(content)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+    except (struct.error, UnicodeDecodeError, ValueError, KeyError):
+        raise ModelError(f"{path} is not a whole GGUF file: its head is damaged or cut short; get it again.") from None
+    if size < head.needed_bytes:
+        raise ModelError(
+            f"{path} is cut short: it has {size:,} bytes and its tensors need {head.needed_bytes:,}; get it again."
+        )
+    return head
+
+
+class _Reader:
+    def __init__(self, content: mmap.mmap) -> None:
+        self._content = content
+        self._at = 0
+
+    def head(self) -> GgufHead:
+        if self._take(len(MAGIC)) != MAGIC:
+            raise ValueError("no GGUF magic")
+        version = self._scalar("<I")
+        if version not in (2, 3):
+            raise ValueError("unknown version")
+        tensors, entries = self._count(), self._count()
+        metadata = {}
+        for _ in range(entries):
+            key = self._text()
+            metadata[key] = self._value(self._scalar("<I"))
+        end = 0
+        for _ in range(tensors):
+            self._text()
+            elements = prod(self._scalar("<Q") for _ in range(self._scalar("<I")))
+            block, block_bytes = _BLOCKS[self._scalar("<I")]
+            end = max(end, self._scalar("<Q") + -(-elements // block) * block_bytes)
+        alignment = int(metadata.get("general.alignment", 32))
+        start = -(-self._at // alignment) * alignment
+        return GgufHead(metadata, start + end)
+
+    def _take(self, size: int) -> bytes:
+        if size > MAX_TEXT_BYTES or self._at + size > len(self._content):
+            raise ValueError("beyond the end")
+        piece = self._content[self._at : self._at + size]
+        self._at += size
+        return piece
+
+    def _scalar(self, form: str) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def _count(self) -> int:
+        count: int = self._scalar("<Q")
+        if count > MAX_ENTRIES:
+            raise ValueError("too many entries")
+        return count
+
+    def _text(self) -> str:
+        return self._take(self._scalar("<Q")).decode()
+
+    def _value(self, kind: int) -> Any:
+        if kind == _TEXT:
+            return self._take(self._scalar("<Q")).decode(errors="replace")
+        if kind == _ARRAY:
+            item, count = self._scalar("<I"), self._count()
+            return [self._value(item) for _ in range(count)]
+        return self._scalar(_SCALARS[kind])
