@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.codec import MAX_TENSOR_BYTES, Decoder, TensorHeader, encode, read_tensor, tensor_frame
+from fleet.codec import Decoder, TensorHeader, encode, read_tensor, tensor_frame
 from fleet.errors import MessageError
 from fleet.gateway_messages import Sampling
 from fleet.node import PeerAddress
@@ -133,7 +133,8 @@ def test_a_tensor_frame_is_never_read_beyond_its_bytes(dtype: str, shape: list[i
     try:
         tensor = read_tensor(header, frame)
     except MessageError:
-        assert header.bytes != len(frame) or header.bytes > MAX_TENSOR_BYTES
+        # An empty tensor may still have dimensions that no array can have.
+        assert header.bytes != len(frame) or header.bytes == 0
         return
     assert tensor.nbytes == len(frame)
 
