@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
+from filelock import FileLock, Timeout
 
 from fleet.errors import DataFolderError
 
 HOME_VARIABLE = "PACELINE_HOME"
+LOCK_TIMEOUT_S = 20.0
 
 
 def default_data_dir() -> Path:
@@ -70,3 +74,17 @@ def read_file(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise DataFolderError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps other processes and threads of this PC from changing a file while the block reads and replaces it.
+
+    Raises:
+        DataFolderError: another process holds the lock for too long, or it cannot be made.
+    """
+    try:
+        with FileLock(path.with_name(f"{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
+            yield
+    except Timeout:
+        raise DataFolderError(f"{path} is in use by another process; try again when that has ended.") from None

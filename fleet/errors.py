@@ -39,3 +39,7 @@ class CancelledError(PacelineError):
 
 class DataFolderError(PacelineError):
     """A file in the data folder cannot be read or written, or is damaged."""
+
+
+class RefusedError(PacelineError):
+    """A node did not carry out a request; the text names the node and gives its reason."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
-from filelock import FileLock
 
-from fleet.data_dir import create_data_dir, read_file, write_private
+from fleet.data_dir import create_data_dir, locked, read_file, write_private
 from fleet.errors import DataFolderError
 from fleet.node import NodeId
 
@@ -63,7 +62,7 @@ def load_or_create_identity(data_dir: Path) -> Identity:
     path = data_dir / IDENTITY_FILE
     content = read_file(path)
     if content is None:
-        with FileLock(data_dir / f"{IDENTITY_FILE}.lock"):
+        with locked(path):
             content = read_file(path)
             if content is None:
                 identity = Identity.generate()

@@ -297,8 +297,8 @@ def test_the_first_address_that_answers_is_picked_in_spite_of_a_black_hole() -> 
     with tcp.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         begun = time.monotonic()
-        # 192.0.2.0/24 is reserved for documentation: nobody answers there.
-        endpoint = pick_address(peer(["192.0.2.1", "not a host name", "127.0.0.1"], port), 5)
+        # 203.0.113.0/24 is reserved for documentation: nobody answers there.
+        endpoint = pick_address(peer(["203.0.113.1", "not a host name", "127.0.0.1"], port), 5)
         assert endpoint == endpoint_of("127.0.0.1", port)
         assert time.monotonic() - begun < 3
         with pytest.raises(UnreachableError):

@@ -1,0 +1,171 @@
+"""Announcements: their form, the cap on unknown nodes, and real mDNS on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.addresses import choose_addresses, local_interfaces
+from fleet.discovery import Announcer, Browser, SeenNode, SeenNodes, instance_name, read_announcement
+from fleet.identity import Identity
+from fleet.node import NodeId
+
+ONE, TWO, CONTROLLER = Identity.generate(), Identity.generate(), Identity.generate()
+LOOPBACK_ONLY = ["127.0.0.1"]
+
+
+@given(st.text(max_size=200), st.text("0123456789abcdef", min_size=16, max_size=16))
+def test_every_host_name_makes_one_label(name: str, node_id: str) -> None:
+    label = instance_name(name, NodeId(node_id))
+    assert label.endswith(f"-{node_id[:4]}")
+    assert len(label) > 5
+    assert len(label.encode()) <= 63
+    assert "." not in label
+    assert label.isprintable()
+
+
+@given(
+    st.text(max_size=80),
+    st.dictionaries(
+        st.sampled_from([b"v", b"key", b"fleet", b"os", b"x"]),
+        st.none() | st.binary(max_size=60) | st.sampled_from([b"1", b"99999", ONE.public_key.encode(), b"0" * 16]),
+    ),
+    st.lists(st.just("10.0.0.1"), max_size=20),
+    st.none() | st.integers(-5, 70000),
+)
+def test_no_announcement_raises_and_what_is_taken_is_sound(
+    label: str, properties: dict[bytes, bytes | None], addresses: list[str], port: int | None
+) -> None:
+    node = read_announcement(label, properties, addresses, port)
+    if node is not None:
+        assert node.public_key == ONE.public_key
+        assert node.node_id == ONE.node_id
+        assert 0 < node.port < 65536
+        assert 0 < len(node.addresses) <= 8
+        assert node.fleet in ("", "0" * 16)
+
+
+def node(number: int) -> SeenNode:
+    return SeenNode(f"PC-{number}", NodeId(f"{number:016x}"), f"key-{number}", "", ("10.0.0.1",), 1000)
+
+
+def test_a_flood_of_unknown_nodes_does_not_push_out_the_known() -> None:
+    seen = SeenNodes(is_known=lambda key: key in ("key-0", "key-1"), limit=10)
+    for number in range(1000):
+        assert seen.add(f"label-{number}", node(number))
+    assert len(seen.nodes) == 10
+    assert {0, 1, 999} <= {int(entry.node_id, 16) for entry in seen.nodes}
+    assert not seen.add("label-999", node(999))
+    assert seen.remove("label-999")
+    assert not seen.remove("label-999")
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "expected"),
+    [
+        ({"lo": ["127.0.0.1"]}, ("127.0.0.1",)),
+        ({}, ("127.0.0.1",)),
+        ({"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "eth0": ["192.168.1.5"]}, ("192.168.1.5", "172.17.0.1")),
+        ({"Wi-Fi": ["169.254.7.7"]}, ("169.254.7.7",)),
+        ({"Wi-Fi": ["169.254.7.7"], "Ethernet": ["10.1.2.3"]}, ("10.1.2.3",)),
+        ({"vEthernet (WSL)": ["172.20.0.1"], "Ethernet": ["10.1.2.3"]}, ("10.1.2.3", "172.20.0.1")),
+        ({"eth0": ["0.0.0.0", "fe80::1", "nonsense"]}, ("127.0.0.1",)),
+    ],
+)
+def test_the_best_addresses_are_announced(interfaces: dict[str, list[str]], expected: tuple[str, ...]) -> None:
+    assert choose_addresses(interfaces) == expected
+
+
+def test_this_machine_has_addresses() -> None:
+    assert choose_addresses(local_interfaces())
+
+
+class Watch:
+    """Collects what a browser reports and waits for a condition on it."""
+
+    def __init__(self) -> None:
+        self.nodes: tuple[SeenNode, ...] = ()
+        self._changed = asyncio.Event()
+
+    def __call__(self, nodes: tuple[SeenNode, ...]) -> None:
+        self.nodes = nodes
+        self._changed.set()
+
+    async def until(self, condition: Callable[[dict[str, SeenNode]], bool]) -> dict[str, SeenNode]:
+        async with asyncio.timeout(20):
+            while not condition(by_key := {node.public_key: node for node in self.nodes}):
+                self._changed.clear()
+                await self._changed.wait()
+        return by_key
+
+
+def test_two_agents_are_seen_change_and_say_goodbye() -> None:
+    async def main() -> None:
+        watch = Watch()
+        browser = Browser(watch, interfaces=LOOPBACK_ONLY)
+        first = Announcer(ONE, "host", 4001, addresses=LOOPBACK_ONLY, interfaces=LOOPBACK_ONLY)
+        second = Announcer(TWO, "host", 4002, CONTROLLER.public_key, LOOPBACK_ONLY, interfaces=LOOPBACK_ONLY)
+        try:
+            await browser.start()
+            await asyncio.gather(first.start(), second.start())
+            both = await watch.until(lambda nodes: {ONE.public_key, TWO.public_key} <= nodes.keys())
+            assert both[ONE.public_key].name == "host"
+            assert both[ONE.public_key].node_id == ONE.node_id
+            assert both[ONE.public_key].fleet == ""
+            assert both[ONE.public_key].addresses == ("127.0.0.1",)
+            assert both[ONE.public_key].port == 4001
+            assert both[TWO.public_key].fleet == CONTROLLER.node_id
+            await first.set_fleet(CONTROLLER.public_key)
+            await watch.until(lambda nodes: nodes[ONE.public_key].fleet == CONTROLLER.node_id)
+            await second.close()
+            left = await watch.until(lambda nodes: TWO.public_key not in nodes)
+            assert ONE.public_key in left
+        finally:
+            await asyncio.gather(first.close(), second.close(), browser.close())
+            await asyncio.gather(first.close(), browser.close())
+
+    asyncio.run(main())
+
+
+def test_a_new_network_is_announced_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    interfaces = {"Wi-Fi": ("169.254.1.1",)}
+    monkeypatch.setattr("fleet.discovery.local_interfaces", lambda: dict(interfaces))
+    monkeypatch.setattr("fleet.discovery.ADDRESS_POLL_S", 0.05)
+
+    async def main() -> None:
+        watch = Watch()
+        browser = Browser(watch, interfaces=LOOPBACK_ONLY)
+        announcer = Announcer(ONE, "laptop", 4003, interfaces=LOOPBACK_ONLY)
+        try:
+            await browser.start()
+            await announcer.start()
+            await watch.until(lambda nodes: ONE.public_key in nodes)
+            interfaces["Wi-Fi"] = ("10.9.9.9",)
+            await watch.until(lambda nodes: nodes[ONE.public_key].addresses[0] == "10.9.9.9")
+            assert announcer.addresses == ("10.9.9.9",)
+        finally:
+            await asyncio.gather(announcer.close(), browser.close())
+
+    asyncio.run(main())
+
+
+def test_two_agents_of_one_name_and_key_do_not_collide() -> None:
+    async def main() -> None:
+        watch = Watch()
+        browser = Browser(watch, interfaces=LOOPBACK_ONLY)
+        first = Announcer(ONE, "clone", 4004, addresses=LOOPBACK_ONLY, interfaces=LOOPBACK_ONLY)
+        second = Announcer(ONE, "clone", 4005, addresses=LOOPBACK_ONLY, interfaces=LOOPBACK_ONLY)
+        try:
+            await browser.start()
+            await first.start()
+            await second.start()
+            await second.set_fleet(CONTROLLER.public_key)
+            await watch.until(lambda nodes: ONE.public_key in nodes and nodes[ONE.public_key].port == 4005)
+        finally:
+            await asyncio.gather(first.close(), second.close(), browser.close())
+
+    asyncio.run(main())
