@@ -110,6 +110,25 @@ def read_findings(lines: Sequence[bytes], ending: str | None) -> ProbeFindings:
     return findings
 
 
+def describe_machine(findings: ProbeFindings, data_dir: Path, memory_budget_bytes: int) -> Inventory:
+    """The inventory of this PC with what the probe found."""
+    memory_total_bytes = int(psutil.virtual_memory().total)
+    devices = describe_devices(findings.devices, memory_total_bytes)
+    cpu = next((device.name for device in devices if device.device == "CPU"), "") or cpu_name()
+    return Inventory(
+        cpu=cpu[:_TEXT_LIMIT],
+        cores=psutil.cpu_count(logical=True) or 1,
+        operating_system=f"{platform.system()} {platform.release()}"[:_TEXT_LIMIT],
+        openvino_version=findings.version[:_TEXT_LIMIT],
+        agent_version=importlib.metadata.version("paceline"),
+        memory_total_bytes=memory_total_bytes,
+        memory_budget_bytes=memory_budget_bytes,
+        disk_total_bytes=int(psutil.disk_usage(str(data_dir)).total),
+        devices=devices[:32],
+        faults=tuple(findings.faults[:32]),
+    )
+
+
 class InventoryReader:
     """Runs the probe with a deadline. ``read`` blocks and belongs into a thread; ``stop`` ends it early."""
 
@@ -133,22 +152,7 @@ class InventoryReader:
 
     def read(self, data_dir: Path, memory_budget_bytes: int) -> Inventory:
         """The inventory. Never raises for what OpenVINO or a driver does: that becomes a fault text."""
-        findings = self._probe()
-        memory_total_bytes = int(psutil.virtual_memory().total)
-        devices = describe_devices(findings.devices, memory_total_bytes)
-        cpu = next((device.name for device in devices if device.device == "CPU"), "") or cpu_name()
-        return Inventory(
-            cpu=cpu[:_TEXT_LIMIT],
-            cores=psutil.cpu_count(logical=True) or 1,
-            operating_system=f"{platform.system()} {platform.release()}"[:_TEXT_LIMIT],
-            openvino_version=findings.version[:_TEXT_LIMIT],
-            agent_version=importlib.metadata.version("paceline"),
-            memory_total_bytes=memory_total_bytes,
-            memory_budget_bytes=memory_budget_bytes,
-            disk_total_bytes=int(psutil.disk_usage(str(data_dir)).total),
-            devices=devices[:32],
-            faults=tuple(findings.faults[:32]),
-        )
+        return describe_machine(self._probe(), data_dir, memory_budget_bytes)
 
     def _probe(self) -> ProbeFindings:
         with self._lock:

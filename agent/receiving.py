@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import psutil
@@ -15,23 +13,14 @@ from agent.shard_store import DISK_RESERVE_BYTES, ShardStore
 from fleet.control_messages import Progress
 from fleet.errors import PacelineError, TransferError
 from fleet.manifest import FileEntry, Manifest
+from fleet.transfer import Wanted
 
 _log = logging.getLogger("paceline.agent.receiving")
 _MB = 1_000_000
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Bytes to fetch by their hash, and where they belong."""
-
-    sha256: str
-    bytes: int
-    path: Path
-    offset: int = 0
-
-
 class Fetcher(Protocol):
-    """Fetches from whoever serves a deployment's files; waits while nobody does."""
+    """Fetches from whoever serves a deployment's files, and waits while nobody does: ``TransferReceiver``."""
 
     async def fetch(self, deployment: str, wanted: Sequence[Wanted], on_progress: Callable[[int], None]) -> None:
         """Return when all is there and right. ``on_progress`` is told the bytes that have arrived so far.

@@ -180,10 +180,6 @@ class ShardStore:
         """Remove a deployment's folders; the files stay for the next one."""
         shutil.rmtree(self._deployments / deployment, ignore_errors=True)
 
-    def abandon(self, sha256: str) -> None:
-        """Remove a half received file."""
-        self.incoming_path(sha256).unlink(missing_ok=True)
-
     def make_room(self, needed_bytes: int, free_bytes: Callable[[], int], keep: frozenset[str]) -> bool:
         """Remove weight files that no deployment uses, the longest unused first, until there is room.
 

@@ -89,7 +89,17 @@ class Leave(Request, frozen=True, tag="leave"):
     """Forget this controller: stop its deployments and no longer trust its key."""
 
 
-ControlRequest = Hello | Heartbeat | PrepareStage | StartStage | StartGateway | Undeploy | Leave
+class SetPaused(Request, frozen=True, tag="set_paused"):
+    """Take no new deployments, or take them again. Only the PC's owner may ask, with the node's own key."""
+
+    paused: bool
+
+
+class Quit(Request, frozen=True, tag="quit"):
+    """End the agent. Only the PC's owner may ask, with the node's own key."""
+
+
+ControlRequest = Hello | Heartbeat | PrepareStage | StartStage | StartGateway | Undeploy | Leave | SetPaused | Quit
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +148,8 @@ class NodeStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paused: bool
     stages: Annotated[tuple[StageStatus, ...], msgspec.Meta(max_length=1024)]
     gateways: Annotated[tuple[GatewayStatus, ...], msgspec.Meta(max_length=1024)]
+    inventory_number: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Grows when the inventory has changed; another Hello then brings the new one."""
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", kw_only=True):

@@ -130,14 +130,14 @@ class DeploymentMachine:
         return [] if self.finished else self._decide()
 
     def answered(self, ask: Ask, refusal: str | None, now_s: float) -> list[Ask]:
-        """A request was taken, or refused with a reason, or (``unanswered``) not answered."""
+        """A request was taken, or refused with a sentence that names the node."""
         self._now_s = now_s
         self._asked.discard(ask)
         if refusal is None:
             self._taken.add(ask)
         if refusal is None or self.finished:
             return []
-        return self._fail(f"{self._name_of(ask)} refused: {refusal}")
+        return self._fail(refusal)
 
     def unanswered(self, ask: Ask, now_s: float) -> None:
         """A request got no answer; it is made again when the node's next heartbeat shows that it had no effect."""
@@ -254,7 +254,3 @@ class DeploymentMachine:
                 return node
             case AskGateway():
                 return self.targets[0].node
-
-    def _name_of(self, ask: Ask) -> str:
-        node = self._node_of(ask)
-        return next(target.node_name for target in self.targets if target.node == node)

@@ -77,10 +77,10 @@ def test_the_whole_way() -> None:
 def test_a_refusal_ends_it_and_names_the_node() -> None:
     machine = DeploymentMachine(TARGETS, 0.0)
     machine.observe(B, [], None, 0.0)
-    asks = machine.answered(AskPrepare(1), "It has room for 1 GB and 2 GB are needed.", 0.1)
+    asks = machine.answered(AskPrepare(1), "PC-2: it has room for 1 GB and 2 GB are needed.", 0.1)
     assert set(asks) == {AskUndeploy(A), AskUndeploy(B)}
     assert machine.state == "failed"
-    assert machine.detail == "PC-2 refused: It has room for 1 GB and 2 GB are needed."
+    assert machine.detail == "PC-2: it has room for 1 GB and 2 GB are needed."
 
 
 def test_a_stage_that_fails_ends_it() -> None:

@@ -1,0 +1,36 @@
+"""The tray icon as a process of its own, so that a fault in Qt or in the desktop never takes the agent with it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+STOP_S = 3.0
+
+
+class TrayProcess:
+    """Starts the tray; it ends when it is closed, or when the agent ends in whatever way."""
+
+    def __init__(self, data_dir: Path) -> None:
+        creation_flags = 0
+        if sys.platform == "win32":
+            creation_flags = subprocess.CREATE_NO_WINDOW
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "agent.tray", "--data-dir", str(data_dir), "--stop-with-stdin"],
+            stdin=subprocess.PIPE,
+            creationflags=creation_flags,
+            start_new_session=True,  # a Ctrl-C is the agent's to handle; without effect on Windows
+        )
+
+    def close(self) -> None:
+        """End the tray and wait for it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
