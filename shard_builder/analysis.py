@@ -10,7 +10,7 @@ import openvino as ov
 
 from fleet.errors import ModelError
 from shard_builder.description import Description, describe
-from shard_builder.layers import LayerMap, StagePlan, State, Tensor, find_layers, plan_stage, readers
+from shard_builder.layers import LayerMap, StagePlan, State, Tensor, find_layers, layers_exit, plan_stage, readers
 from shard_builder.opened_model import OpenedModel, cache_pattern, language_model_ports, open_model
 from shard_builder.shapes import BATCH, SEQUENCE, Dimension, probe
 from shard_builder.sources import Source
@@ -64,14 +64,14 @@ def analyse(core: ov.Core, source: Source) -> Analysis:
     for group in layers.states:
         patterns = [cache_pattern(opened, state) for state in group]
         elements.append(sum(pattern.elements_per_token for pattern in patterns if pattern is not None))
-    head = head_entry(opened, layers, hidden_size)
+    exit_node = layers_exit(layers, head_entry(opened, layers, hidden_size))
     return Analysis(
         source=source,
         opened=opened,
         layers=layers,
         hidden_size=hidden_size,
         vocabulary_size=vocabulary_size,
-        runs=find_runs(opened.operations, readers(layers, head)),
+        runs=find_runs(opened.operations, readers(layers, exit_node)),
         kv_elements_per_token=tuple(elements),
         description=describe(source),
     )

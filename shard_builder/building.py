@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,47 +11,32 @@ from pathlib import Path
 import msgspec
 import openvino as ov
 
-from fleet.build_messages import BuildPhase, BuildProgress
-from fleet.errors import CancelledError, ModelError
+from fleet.build_messages import BuildProgress
+from fleet.errors import ModelError
 from fleet.manifest import (
     MANIFEST_NAME,
     FileEntry,
     KvPrecision,
-    Layer,
     Manifest,
     Run,
     RunPlace,
     Stage,
-    Verification,
     encode_manifest,
 )
+from shard_builder.acceptance import accept
 from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
-from shard_builder.chain import run_chain
 from shard_builder.layers import StagePlan
+from shard_builder.manifest_parts import describe_layers, model_id
 from shard_builder.opened_model import cache_pattern, open_model
-from shard_builder.reference import CALLS, ReferenceHead, make_reference
+from shard_builder.reference import CALLS
+from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_sha256, name_constants, write_graph
 from shard_builder.sources import open_source
 from shard_builder.surgery import StageSurgeon
+from shard_builder.verification import SOURCE_NAME, SourceRecord
 from shard_builder.weights import describe_run, hash_run, place_runs, write_weights
 
-KV_BYTES: dict[KvPrecision, int] = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
-SOURCE_NAME = "source.json"
 SPARE_DISK_BYTES = 64 << 20
-WRONG_LOGITS = 1e-2
-"""In f32 a right cut gives the same logits to the bit; a difference of this size means that the cut is wrong."""
-_PHASES: dict[BuildPhase, tuple[float, float]] = {
-    "convert": (0.0, 0.3),
-    "analyse": (0.3, 0.35),
-    "write": (0.35, 0.6),
-    "verify": (0.6, 1.0),
-}
-
-
-class SourceRecord(msgspec.Struct, frozen=True):
-    """Where the model lay that a shard folder was made of, for a later check on the same PC."""
-
-    model: str
 
 
 def build(
@@ -83,7 +68,7 @@ def build(
             do not give the whole model's logits. Nothing is left behind.
         CancelledError: ``cancelled`` said so. Nothing is left behind.
     """
-    reporter = _Reporter(progress or (lambda _: None), cancelled or (lambda: False))
+    reporter = Reporter(progress, cancelled)
     _check_output(output)
     reporter.report("convert", 0.0)
     source = open_source(model, work_folder, reporter.cancelled)
@@ -109,28 +94,6 @@ def build(
     return manifest
 
 
-class _Reporter:
-    def __init__(self, progress: Callable[[BuildProgress], None], cancelled: Callable[[], bool]) -> None:
-        self._progress = progress
-        self.cancelled = cancelled
-
-    def check(self) -> None:
-        if self.cancelled():
-            raise CancelledError("The build was stopped; nothing was written.")
-
-    def report(self, phase: BuildPhase, share: float, bytes_done: int = 0, bytes_total: int = 0) -> None:
-        self.check()
-        start, end = _PHASES[phase]
-        self._progress(
-            BuildProgress(
-                phase=phase,
-                fraction=start + (end - start) * min(share, 1.0),
-                bytes_done=bytes_done,
-                bytes_total=bytes_total,
-            )
-        )
-
-
 class _Builder:
     def __init__(
         self,
@@ -139,7 +102,7 @@ class _Builder:
         cut: CutPlan,
         kv_precision: KvPrecision,
         scratch: Path,
-        reporter: _Reporter,
+        reporter: Reporter,
     ) -> None:
         self._core = core
         self._analysis = analysis
@@ -166,7 +129,7 @@ class _Builder:
         runs = {run.sha256: run for run in self._runs.values()}
         manifest = Manifest(
             manifest_version=1,
-            model_id=_model_id(runs, tokenizer),
+            model_id=model_id(runs, tokenizer),
             name=self._analysis.source.name,
             architecture=self._analysis.description.architecture,
             hidden_size=self._analysis.hidden_size,
@@ -179,7 +142,7 @@ class _Builder:
             tokenizer=tokenizer,
             stop_token_ids=self._analysis.description.stop_token_ids,
         )
-        return self._verify(manifest)
+        return accept(self._core, self._analysis, self._scratch, manifest, self._reporter)
 
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self._scratch).free
@@ -241,64 +204,6 @@ class _Builder:
             entries.append(FileEntry(name=path.name, bytes=copy.stat().st_size, sha256=file_sha256(copy)))
         return tuple(entries)
 
-    def _verify(self, manifest: Manifest) -> Manifest:
-        steps = len(CALLS) * (len(manifest.stages) + 1)
-        done = 0
-
-        def tick() -> None:
-            nonlocal done
-            done += 1
-            self._reporter.report("verify", done / (steps + 1))
-
-        head = ReferenceHead(
-            model_id=manifest.model_id,
-            device="CPU",
-            kv_precision=self._kv_precision,
-            vocabulary_size=manifest.vocabulary_size,
-            openvino_version=ov.__version__,
-            calls=CALLS,
-        )
-        with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
-            reference = make_reference(self._core, self._analysis.source.graph, head, Path(folder), tick)
-            result = run_chain(self._core, self._scratch, manifest.stages, reference, "CPU", self._kv_precision, tick)
-            del reference
-        if result.max_abs_diff > WRONG_LOGITS:
-            raise ModelError(
-                f"{self._analysis.source.name} cannot be cut here: its shards give other logits than the whole model "
-                f"(largest difference {result.max_abs_diff:.3g})."
-            )
-        stages = tuple(
-            msgspec.structs.replace(stage, fused_attention=fused)
-            for stage, fused in zip(manifest.stages, result.fused_attention, strict=True)
-        )
-        verification = Verification(
-            max_abs_diff=result.max_abs_diff,
-            greedy_match=result.greedy_match,
-            device="CPU",
-            kv_precision=self._kv_precision,
-            openvino_version=ov.__version__,
-        )
-        return msgspec.structs.replace(manifest, stages=stages, verification=verification)
-
-
-def describe_layers(analysis: Analysis, kv_precision: KvPrecision) -> tuple[Layer, ...]:
-    """The manifest's entries of a model's layers."""
-    return tuple(
-        Layer(
-            index=index,
-            bytes=size,
-            kv_elements_per_token=elements,
-            kv_bytes_per_token=elements * KV_BYTES[kv_precision],
-        )
-        for index, (size, elements) in enumerate(zip(analysis.layer_bytes, analysis.kv_elements_per_token, strict=True))
-    )
-
-
-def _model_id(runs: dict[str, Run], companions: tuple[FileEntry, ...]) -> str:
-    """The same for every cut of the same weights and tokenizer."""
-    parts = sorted(runs) + sorted(f"{entry.name} {entry.sha256}" for entry in companions)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
 
 def _check_output(output: Path) -> None:
     """Refuses to replace anything but an empty folder or a shard folder."""
@@ -315,9 +220,12 @@ def _check_output(output: Path) -> None:
 def _make_scratch(output: Path) -> Path:
     try:
         output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
+        # Not a private temporary folder: this one becomes the shard folder, with the permissions that others have.
+        scratch = output.absolute().with_name(f".{output.name}-{secrets.token_hex(4)}")
+        scratch.mkdir()
     except OSError as error:
         raise ModelError(f"The shards cannot be written to {output}: {error.strerror}.") from None
+    return scratch
 
 
 def _put_in_place(scratch: Path, output: Path) -> None:

@@ -175,11 +175,27 @@ def describe_stray(layers: LayerMap, stray: Sequence[int], first: int, end: int)
     return f"Layers {first} to {end - 1} read {what}; this model cannot be cut there."
 
 
-def readers(layers: LayerMap, head_entry: int) -> dict[int, frozenset[int]]:
+def layers_exit(layers: LayerMap, head_entry: int) -> int:
+    """The node that leaves the last layer, where the layers repeat so that it can be told; else ``head_entry``.
+
+    It lies as far behind the last layer's entry, counted in dominators, as that lies behind the one before. What
+    follows up to the head (a final norm) then counts as the head's.
+    """
+    if len(layers.entries) < 2:
+        return head_entry
+    before, last = (layers.chain.index(entry.node) for entry in layers.entries[-2:])
+    place = 2 * last - before
+    kinds = layers.graph.nodes
+    if place <= layers.chain.index(head_entry) and kinds[layers.chain[place]].kind == kinds[layers.chain[last]].kind:
+        return layers.chain[place]
+    return head_entry
+
+
+def readers(layers: LayerMap, exit_node: int) -> dict[int, frozenset[int]]:
     """For every node the parts of the whole model that need it: -1 the embedding, k layer k, ``len(entries)`` the head.
 
     A part's own nodes and those that it shares with others (masks, positions, a tied embedding) are in it; what it
-    needs only for a shape is not, because a stage rebuilds that. The head begins after the node ``head_entry``.
+    needs only for a shape is not, because a stage rebuilds that. The head begins after ``exit_node``.
     """
     graph = layers.graph
     count = len(layers.entries)
@@ -188,9 +204,9 @@ def readers(layers: LayerMap, head_entry: int) -> dict[int, frozenset[int]]:
     opaque = downstream(graph, [layers.token_input, *reads])
     parts: list[tuple[int, list[int], int]] = [(-1, [layers.entries[0].node], NOWHERE)]
     for layer, entry in enumerate(layers.entries):
-        following = layers.entries[layer + 1].node if layer + 1 < count else head_entry
+        following = layers.entries[layer + 1].node if layer + 1 < count else exit_node
         parts.append((layer, [following, *(state.assign for state in layers.states[layer])], entry.node))
-    parts.append((count, [layers.logits.node], head_entry))
+    parts.append((count, [layers.logits.node], exit_node))
     for part, targets, blocked in parts:
         for number in upstream(graph, targets, blocked, opaque):
             found.setdefault(number, set()).add(part)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fleet.errors import ModelError
 from fleet.manifest import KvPrecision
 from shard_builder.opened_model import plain_reason
+from shard_builder.surgery import SAMPLED_INPUT
 
 REFERENCE_NAME = "reference.json"
 SEED = 20240229
@@ -124,7 +125,7 @@ def input_names(model: ov.Model) -> set[str]:
 
 
 def make_reference(
-    core: ov.Core, graph_file: Path, head: ReferenceHead, folder: Path, tick: Callable[[], None]
+    core: ov.Core, model: ov.Model, head: ReferenceHead, folder: Path, tick: Callable[[], None]
 ) -> Reference:
     """Runs the whole model and keeps its logits; ``tick`` is called once per call and may raise to stop.
 
@@ -132,24 +133,26 @@ def make_reference(
         ModelError: the model does not run or gives no logits for every token, or the folder cannot be written.
     """
     try:
-        model = core.read_model(graph_file)
-        request = core.compile_model(model, head.device, exact_properties(head.device, head.kv_precision))
+        compiled = core.compile_model(model, head.device, exact_properties(head.device, head.kv_precision))
         ids = token_ids(head.calls, head.vocabulary_size)
         results = run_calls(
-            request.create_infer_request(), input_names(model), head.calls, lambda call: {"input_ids": ids[call]}
+            compiled.create_infer_request(),
+            input_names(model),
+            head.calls,
+            lambda call: {"input_ids": ids[call], SAMPLED_INPUT: np.arange(head.calls[call].tokens)},
         )
         folder.mkdir(parents=True, exist_ok=True)
         for number, (call, logits) in enumerate(zip(head.calls, results, strict=True)):
             if logits.shape != (1, call.tokens, head.vocabulary_size):
                 raise ModelError(
-                    f"{graph_file} gives logits of shape {list(logits.shape)} for {call.tokens} tokens, not one row "
+                    f"The model gives logits of shape {list(logits.shape)} for {call.tokens} tokens, not one row "
                     "per token; it cannot be cut."
                 )
             np.save(folder / _logits_name(number), logits[0])
             tick()
         (folder / REFERENCE_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(head), indent=1))
     except RuntimeError as error:
-        raise ModelError(f"{graph_file} does not run on {head.device}: {plain_reason(error)}.") from None
+        raise ModelError(f"The whole model does not run on {head.device}: {plain_reason(error)}.") from None
     except OSError as error:
         raise ModelError(f"The reference cannot be written to {folder}: {error.strerror}.") from None
     return Reference(folder, head)

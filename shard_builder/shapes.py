@@ -135,6 +135,7 @@ def _run(
     for number in sorted(needed & set(names)):
         for feed, size in zip(feeds, sizes, strict=True):
             feed[names[number]] = input_values(names[number], opened.operations[number], size)
+    stand_ins = {tensor.node: opened.operations[tensor.node] for tensor in tensors}
     for position, state in enumerate(states):
         if state.read not in needed:
             continue
@@ -146,6 +147,7 @@ def _run(
         for target in list(operation.output(0).get_target_inputs()):
             target.replace_source_output(parameter.output(0))
         parameters.append(parameter)
+        stand_ins[state.read] = parameter
         for feed, size in zip(feeds, sizes, strict=True):
             past_axis = pattern.past_axis if pattern else None
             feed[f"state{position}"] = np.zeros(
@@ -157,7 +159,7 @@ def _run(
             )
     results = []
     for tensor in tensors:
-        shape_of = opset13.shape_of(opened.operations[tensor.node].output(tensor.port), "i64")
+        shape_of = opset13.shape_of(stand_ins[tensor.node].output(tensor.port), "i64")
         results.append(opset13.result(shape_of))
     try:
         compiled = core.compile_model(ov.Model(results, parameters, "probe"), "CPU", {"INFERENCE_NUM_THREADS": 1})

@@ -103,11 +103,10 @@ def _ir_source(folder: Path) -> Source:
 
 def _gguf_source(file: Path, work_folder: Path, cancelled: Callable[[], bool]) -> Source:
     head = read_head(file)
-    name = str(head.metadata.get("general.name") or file.stem)
     converted = work_folder / _conversion_key(file)
     if not converted.is_dir():
         _convert(file, converted, cancelled)
-    return Source(converted, name, head)
+    return Source(converted, file.stem, head)
 
 
 def _conversion_key(file: Path) -> str:

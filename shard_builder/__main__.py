@@ -1,0 +1,77 @@
+"""``python -m shard_builder``: builds for another process, see ``fleet.build_messages``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from fleet.build_messages import BuildDone, BuildFailed, BuildRequest
+from fleet.errors import CancelledError, PacelineError
+from shard_builder.building import build
+
+NICENESS = 10
+
+
+def main() -> int:
+    """Reads one request, writes progress and the outcome; 0 where the shard folder is complete."""
+    # A terminal sends Ctrl-C to the whole group; the parent decides, by closing the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    lower_priority()
+    line = sys.stdin.buffer.readline()
+    try:
+        request = msgspec.json.decode(line, type=BuildRequest)
+    except msgspec.MsgspecError as error:
+        _write(BuildFailed(message=f"The request to the shard builder cannot be read: {error}."))
+        return 1
+    stop = threading.Event()
+    threading.Thread(target=_wait_for_end_of_input, args=(stop,), daemon=True).start()
+    try:
+        manifest = build(
+            Path(request.model),
+            Path(request.output),
+            stages=request.stages,
+            cuts=request.cuts,
+            kv_precision=request.kv_precision,
+            progress=_write,
+            cancelled=stop.is_set,
+            work_folder=Path(request.work_folder) if request.work_folder else None,
+        )
+    except PacelineError as error:
+        _write(BuildFailed(message=str(error), cancelled=isinstance(error, CancelledError)))
+        return 1
+    _write(BuildDone(output=request.output, manifest=manifest))
+    return 0
+
+
+def lower_priority() -> None:
+    """Lets the PC's owner and the window go first."""
+    process = psutil.Process()
+    if sys.platform == "win32":
+        process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+    else:
+        process.nice(max(process.nice(), NICENESS))
+
+
+def _wait_for_end_of_input(stop: threading.Event) -> None:
+    # Not through sys.stdin: a thread that waits in it holds its lock, which Python needs to end.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    stop.set()
+
+
+def _write(line: msgspec.Struct) -> None:
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise CancelledError("The process that asked for the shards is gone; nothing was written.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

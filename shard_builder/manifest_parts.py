@@ -1,0 +1,32 @@
+"""Entries of the manifest that follow from a model's analysis."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from fleet.manifest import FileEntry, KvPrecision, Layer
+from shard_builder.analysis import Analysis
+
+KV_BYTES: dict[KvPrecision, int] = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
+"""Bytes of one number of the KV cache."""
+
+
+def describe_layers(analysis: Analysis, kv_precision: KvPrecision) -> tuple[Layer, ...]:
+    """One entry per layer."""
+    sizes = zip(analysis.layer_bytes, analysis.kv_elements_per_token, strict=True)
+    return tuple(
+        Layer(
+            index=index,
+            bytes=size,
+            kv_elements_per_token=elements,
+            kv_bytes_per_token=elements * KV_BYTES[kv_precision],
+        )
+        for index, (size, elements) in enumerate(sizes)
+    )
+
+
+def model_id(run_hashes: Iterable[str], companions: Iterable[FileEntry]) -> str:
+    """The same for every cut of the same weights with the same tokenizer and configuration."""
+    parts = sorted(run_hashes) + sorted(f"{entry.name} {entry.sha256}" for entry in companions)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

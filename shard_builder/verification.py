@@ -1,0 +1,201 @@
+"""Checks a shard folder against the whole model: its files, its logits, and the fusion of its attention."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import openvino as ov
+
+from fleet.build_messages import BuildProgress
+from fleet.errors import ModelError
+from fleet.manifest import FileEntry, KvPrecision, Manifest, load_manifest
+from shard_builder.analysis import Analysis, analyse
+from shard_builder.chain import run_chain
+from shard_builder.inspection import FusedAttention
+from shard_builder.manifest_parts import model_id
+from shard_builder.reference import CALLS, Reference, ReferenceHead, load_reference, make_reference
+from shard_builder.reporting import Reporter
+from shard_builder.shard_files import file_sha256
+from shard_builder.sources import open_source
+from shard_builder.weights import hash_run
+from shard_builder.whole_model import whole_model
+
+SOURCE_NAME = "source.json"
+
+
+class SourceRecord(msgspec.Struct, frozen=True):
+    """Where the model lay that a shard folder was made of, for a later check on the same PC."""
+
+    model: str
+
+
+class Check(msgspec.Struct, frozen=True):
+    """What a check found, in f32: the largest difference of any logit, and the share of equal greedy tokens."""
+
+    max_abs_diff: float
+    greedy_match: float
+    fused_attention: tuple[FusedAttention, ...]
+    """Counted on this PC's CPU; for another device, what the builder counted."""
+    device: str
+    kv_precision: KvPrecision
+    openvino_version: str
+
+
+def verify(
+    folder: Path,
+    *,
+    device: str = "CPU",
+    kv_precision: KvPrecision | None = None,
+    reference: Path | None = None,
+    progress: Callable[[BuildProgress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    work_folder: Path | None = None,
+) -> Check:
+    """Runs the shards of a folder in a chain, one loaded at a time, and compares them with the whole model.
+
+    Args:
+        folder: the shard folder.
+        device: the OpenVINO device that runs the shards, and the whole model where it has to run.
+        kv_precision: of the KV cache; the manifest's by default.
+        reference: a folder with the whole model's stored logits, which spares loading it; where the folder is missing
+            or empty they are stored there. Or the whole model itself, as given to ``build``.
+        progress: hears how far the check is.
+        cancelled: asked several times a second; True stops the check.
+        work_folder: where converted models are kept; the place in the data folder by default.
+
+    Raises:
+        ModelError: a file of the folder is damaged, the whole model is not there or another one, or something does
+            not run on the device.
+        CancelledError: ``cancelled`` said so.
+    """
+    reporter = Reporter(progress, cancelled)
+    manifest = load_manifest(folder)
+    core = ov.Core()
+    _check_device(core, device)
+    check_files(folder, manifest, reporter)
+    precision = kv_precision or manifest.kv_precision
+    head = reference_head(manifest, device, precision)
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
+        tick = reporter.steps("verify", len(CALLS) * (len(manifest.stages) + 1))
+        stored = _reference(core, folder, head, reference, Path(scratch), reporter, tick, work_folder)
+        result = run_chain(core, folder, manifest.stages, stored, device, precision, tick)
+        del stored
+    counted = result.fused_attention if device.startswith("CPU") else [s.fused_attention for s in manifest.stages]
+    return Check(
+        max_abs_diff=result.max_abs_diff,
+        greedy_match=result.greedy_match,
+        fused_attention=tuple(
+            FusedAttention(stage.stage, fused, stage.expected_attention)
+            for stage, fused in zip(manifest.stages, counted, strict=True)
+        ),
+        device=device,
+        kv_precision=precision,
+        openvino_version=ov.__version__,
+    )
+
+
+def reference_head(manifest: Manifest, device: str, kv_precision: KvPrecision) -> ReferenceHead:
+    """What a reference for these shards must belong to."""
+    return ReferenceHead(
+        model_id=manifest.model_id,
+        device=device,
+        kv_precision=kv_precision,
+        vocabulary_size=manifest.vocabulary_size,
+        openvino_version=ov.__version__,
+        calls=CALLS,
+    )
+
+
+def check_files(folder: Path, manifest: Manifest, reporter: Reporter) -> None:
+    """Compares every file of a shard folder with its hash.
+
+    Raises:
+        ModelError: a file is missing or other than the manifest says.
+    """
+    entries: list[FileEntry] = [*manifest.tokenizer]
+    for stage in manifest.stages:
+        entries += [stage.graph, stage.weights]
+    for entry in entries:
+        reporter.check()
+        path = folder / entry.name
+        try:
+            right = path.stat().st_size == entry.bytes and file_sha256(path) == entry.sha256
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}. Build the shards again.") from None
+        if not right:
+            raise ModelError(f"{path} is damaged: it is not the file that the manifest names. Build the shards again.")
+
+
+def _check_device(core: ov.Core, device: str) -> None:
+    if device.split(".")[0] not in {name.split(".")[0] for name in core.available_devices}:
+        there = ", ".join(core.available_devices)
+        raise ModelError(f"OpenVINO finds no device '{device}' on this PC; it finds {there}.")
+
+
+def _reference(
+    core: ov.Core,
+    folder: Path,
+    head: ReferenceHead,
+    given: Path | None,
+    scratch: Path,
+    reporter: Reporter,
+    tick: Callable[[], None],
+    work_folder: Path | None,
+) -> Reference:
+    """The stored reference where there is one that fits, else a new one from the whole model."""
+    if given is not None and given.is_dir():
+        stored = load_reference(given)
+        if stored is not None:
+            _check_reference(stored, head)
+            for _ in head.calls:
+                tick()
+            return stored
+    stores = given is not None and (not given.exists() or (given.is_dir() and not any(given.iterdir())))
+    model = given if given is not None and not stores else _recorded_source(folder)
+    source = open_source(model, work_folder, reporter.cancelled)
+    analysis = analyse(core, source)
+    if _id_of(analysis, reporter) != head.model_id:
+        raise ModelError(f"{model} is not the model that {folder} was cut from; name the right one with --reference.")
+    destination = given if given is not None and stores else scratch
+    return make_reference(core, whole_model(core, analysis), head, destination, tick)
+
+
+def _check_reference(stored: Reference, head: ReferenceHead) -> None:
+    if stored.head.model_id != head.model_id:
+        raise ModelError(f"The reference in {stored.folder} belongs to another model.")
+    if stored.head.kv_precision != head.kv_precision:
+        raise ModelError(
+            f"The reference in {stored.folder} was made with a {stored.head.kv_precision} KV cache; "
+            f"check with --kv-precision {stored.head.kv_precision} or name another folder."
+        )
+    if stored.head.calls != head.calls or stored.head.vocabulary_size != head.vocabulary_size:
+        raise ModelError(f"The reference in {stored.folder} was made by another version; remove it and check again.")
+
+
+def _recorded_source(folder: Path) -> Path:
+    missing = ModelError(
+        f"The whole model that {folder} was cut from is not on this PC any more; name it, or a folder with its stored "
+        "logits, with --reference."
+    )
+    try:
+        model = Path(msgspec.json.decode((folder / SOURCE_NAME).read_bytes(), type=SourceRecord).model)
+    except (OSError, msgspec.MsgspecError):
+        raise missing from None
+    if not model.exists():
+        raise missing
+    return model
+
+
+def _id_of(analysis: Analysis, reporter: Reporter) -> str:
+    hashes = set()
+    for run in analysis.runs:
+        reporter.check()
+        hashes.add(hash_run(run, analysis.opened.operations))
+    companions = [
+        FileEntry(name=path.name, bytes=path.stat().st_size, sha256=file_sha256(path))
+        for path in analysis.source.companions
+    ]
+    return model_id(hashes, companions)

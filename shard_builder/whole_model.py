@@ -1,0 +1,65 @@
+"""The whole model that the shards are compared with.
+
+A model whose caches lack the Gather by beam_idx gets it here as its shards do: without it the plugins compute attention
+in another order, so that nothing could be compared to the bit. How far that model is from the untouched one is measured
+apart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+
+from fleet.errors import ModelError
+from shard_builder.analysis import Analysis
+from shard_builder.layers import plan_stage
+from shard_builder.opened_model import cache_pattern, open_model
+from shard_builder.reference import Reference, exact_properties, input_names, run_calls, token_ids
+from shard_builder.surgery import StageSurgeon
+
+
+def lacks_gathers(analysis: Analysis) -> bool:
+    """Whether a cache of the model is not reordered by beam."""
+    patterns = [cache_pattern(analysis.opened, state) for state in analysis.states]
+    return any(pattern is not None and pattern.gather is None for pattern in patterns)
+
+
+def whole_model(core: ov.Core, analysis: Analysis) -> ov.Model:
+    """The model as one piece, with a Gather by beam_idx behind every cache.
+
+    Raises:
+        ModelError: its file cannot be read any more.
+    """
+    opened = open_model(core, analysis.source.graph)
+    if not lacks_gathers(analysis):
+        return opened.model
+    plan = plan_stage(analysis.layers, 0, len(analysis.layers.entries))
+    return StageSurgeon(opened, analysis.layers, plan, {}, analysis.hidden_size).operate("whole").model
+
+
+def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference) -> float | None:
+    """Largest difference between the untouched model's logits and the reference's; None where it does not run.
+
+    OpenVINO's GGUF reader makes graphs that only run with the attention fused, and so not without the Gather.
+
+    Raises:
+        ModelError: the file cannot be read any more.
+    """
+    head = reference.head
+    ids = token_ids(head.calls, head.vocabulary_size)
+    model = open_model(core, graph_file).model
+    largest = 0.0
+    try:
+        compiled = core.compile_model(model, head.device, exact_properties(head.device, head.kv_precision))
+        request = compiled.create_infer_request()
+        for number, logits in enumerate(
+            run_calls(request, input_names(model), head.calls, lambda call: {"input_ids": ids[call]})
+        ):
+            if not np.isfinite(logits).all():
+                raise ModelError(f"{graph_file} gives logits that are not numbers on {head.device}.")
+            largest = max(largest, float(np.max(np.abs(logits[0] - reference.logits(number)))))
+    except RuntimeError:
+        return None
+    return largest
