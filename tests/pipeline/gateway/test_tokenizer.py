@@ -31,8 +31,8 @@ def tokenizer(smollm2_two_stages: Path) -> ModelTokenizer:
 @pytest.fixture(scope="module")
 def fragments(tokenizer: ModelTokenizer) -> list[int]:
     """Tokens that are no whole characters."""
-    found = [token for token in range(VOCABULARY) if tokenizer.decode([token]) == ""]
-    assert len(found) > 100
+    found = [token for token in range(0, VOCABULARY, 7) if tokenizer.decode([token]) == ""]
+    assert len(found) > 20
     return found
 
 
@@ -114,14 +114,14 @@ def with_template(folder: Path, target: Path, template: str) -> ModelTokenizer:
 
 def test_a_template_that_refuses_a_chat_says_why(smollm2_two_stages: Path, tmp_path: Path) -> None:
     template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{% for m in messages %}{% if loop.index > 2 %}{{ raise_exception('too long a chat') }}{% endif %}"
         "{{ m.content }}{% endfor %}"
     )
     tokenizer = with_template(smollm2_two_stages, tmp_path / "picky", template)
     assert tokenizer.has_chat_template
     assert tokenizer.render_chat([ChatMessage("user", "Hello")]) == "Hello"
-    with pytest.raises(TemplateError, match=r"refuses this chat: no system role"):
-        tokenizer.render_chat([ChatMessage("system", "x"), ChatMessage("user", "Hello")])
+    with pytest.raises(TemplateError, match="refuses this chat: too long a chat"):
+        tokenizer.render_chat([ChatMessage("user", "Hello")] * 3)
 
 
 def test_a_template_that_never_works_counts_as_none(smollm2_two_stages: Path, tmp_path: Path) -> None:
@@ -198,12 +198,10 @@ def test_a_stop_string_ends_the_text_before_it_however_it_is_split(pieces: list[
         assert not any(stop in streamed_text for stop in stops)
         if stop_filter.stopped:
             break
-    seen = "".join(pieces[: pieces.index(piece) + 1]) if pieces else ""
     streamed_text += stop_filter.flush()
     whole = "".join(pieces)
     positions = [whole.find(stop) for stop in stops if stop in whole]
     assert stop_filter.stopped == bool(positions)
-    assert seen is not None
     if positions:
         assert whole.startswith(streamed_text)
         assert any(whole.startswith(stop, len(streamed_text)) for stop in stops)
