@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from fleet.codec import MAX_TENSOR_BYTES, Decoder, encode, read_tensor, tensor_f
 from fleet.errors import MessageError, UnreachableError
 from fleet.identity import Identity
 from fleet.sockets import AllowList, authorised_sender, bind_tcp, curve_server_socket, start_zap
+from pipeline.limited_log import LimitedLog
 from pipeline.messages import Attach, Release, StageMessage, Step
 from pipeline.stage.execution import Outcome, StepExecutor
 from pipeline.stage.machine import (
@@ -43,27 +43,8 @@ POLL_MS = 200
 GATEWAY_SEND_TIMEOUT_MS = 5_000
 MAX_FRAMES = 2
 """Header and tensor."""
-LOG_INTERVAL_S = 5.0
 
 _log = logging.getLogger(__name__)
-
-
-class LimitedLog:
-    """Warnings that anyone can cause by sending rubbish: one every LOG_INTERVAL_S, with a count of those left out."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last = -LOG_INTERVAL_S
-        self._left_out = 0
-
-    def warning(self, text: str) -> None:
-        now = self._clock()
-        if now - self._last < LOG_INTERVAL_S:
-            self._left_out += 1
-            return
-        _log.warning("%s%s", text, f" ({self._left_out} more like this before)" if self._left_out else "")
-        self._last = now
-        self._left_out = 0
 
 
 class StageServer:
@@ -98,7 +79,7 @@ class StageServer:
         self._on_device_state = on_device_state
         self._device_failed = False
         self._decoder: Decoder[StageMessage] = Decoder(StageMessage)
-        self._limited_log = LimitedLog()
+        self._limited_log = LimitedLog(_log)
         self._next: NextStage | None = None
         self._tensor: NDArray[Any] | None = None
         self._hidden: NDArray[np.float32] | None = None
