@@ -8,24 +8,23 @@ side sends raises out of the server or the client's reading loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
 from fleet.codec import MAX_CONTROL_BYTES, PROTOCOL_VERSION, Decoder, encode
+from fleet.connection import Connection, open_connection
 from fleet.control_messages import ControlReply, ControlRequest, Hello, Refused, RequestNumber, Welcome
 from fleet.enrolment import new_nonce
-from fleet.errors import EnrolmentError, MessageError, PacelineError, RefusedError, UnreachableError
+from fleet.errors import MessageError, PacelineError, RefusedError, UnreachableError
 from fleet.identity import Identity
 from fleet.node import PeerAddress
-from fleet.socket_monitor import SocketMonitor
-from fleet.sockets import bind_tcp, curve_client_socket, curve_server_socket, pick_address_async
+from fleet.sockets import bind_tcp, curve_server_socket
 from fleet.zap import AllowList, authorised_sender
 
 PROTOCOL_MIN = PROTOCOL_VERSION
@@ -204,8 +203,7 @@ class ControlClient:
         self._context = context
         self._identity = identity
         self._controller_name = controller_name
-        self._socket: zmq.asyncio.Socket | None = None
-        self._monitor: SocketMonitor | None = None
+        self._connection: Connection | None = None
         self._waiting: dict[int, asyncio.Future[ControlReply]] = {}
         self._last_number = 0
         self._tasks: list[asyncio.Task[None]] = []
@@ -237,7 +235,7 @@ class ControlClient:
             UnreachableError: no connection, lost while waiting, or no answer in time.
             MessageError: the request is too large to be sent.
         """
-        if self._socket is None or self.disconnected.is_set():
+        if self._connection is None or self.disconnected.is_set():
             raise UnreachableError(f"There is no connection to {self.peer.node_name}.")
         self._last_number += 1
         number = self._last_number
@@ -248,7 +246,7 @@ class ControlClient:
         self._waiting[number] = answer
         try:
             async with asyncio.timeout(timeout_s):
-                await self._socket.send(frame)
+                await self._connection.socket.send(frame)
                 reply = await answer
         except TimeoutError:
             raise UnreachableError(
@@ -270,29 +268,17 @@ class ControlClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
-        self._close_socket()
+        if self._connection is not None:
+            self._connection.close()
         self._lose()
 
     async def _connect(self, timeout_s: float) -> Welcome:
-        strangers: set[str] = set()
-        while True:
-            endpoint = await pick_address_async(self.peer, timeout_s, skip=strangers)
-            verdict = await self._open(endpoint)
-            if verdict == "ready":
-                break
-            self._close_socket()
-            if verdict == "refused":
-                raise EnrolmentError(
-                    f"{self.peer.node_name} does not trust this controller; enrol it with a token of this fleet."
-                )
-            strangers.add(endpoint)
-            _log.warning("%s is not %s: it does not prove its key", endpoint, self.peer.node_name)
-        self.endpoint = endpoint
-        assert self._socket is not None
-        assert self._monitor is not None
+        connection = await open_connection(self._context, self._identity, self.peer, timeout_s)
+        self._connection = connection
+        self.endpoint = connection.endpoint
         self._tasks = [
-            asyncio.create_task(self._read(self._socket), name="control client"),
-            asyncio.create_task(self._watch(self._monitor), name="control client monitor"),
+            asyncio.create_task(self._read(connection.socket), name="control client"),
+            asyncio.create_task(self._watch(connection), name="control client monitor"),
         ]
         reply = await self.request(
             Hello(
@@ -308,22 +294,6 @@ class ControlClient:
             raise RefusedError(f"{self.peer.node_name}: Update needed: it answered the greeting with something else.")
         return reply
 
-    async def _open(self, endpoint: str) -> Literal["ready", "refused", "stranger"]:
-        socket: zmq.asyncio.Socket = curve_client_socket(
-            self._context, zmq.DEALER, self._identity, self.peer.public_key
-        )
-        self._socket = socket
-        # No automatic reconnection: a new connection needs a new Hello.
-        socket.set(zmq.RECONNECT_IVL, -1)
-        self._monitor = SocketMonitor(socket)
-        socket.connect(endpoint)
-        async for event in self._monitor.events():
-            if event.kind in ("ready", "refused"):
-                return "ready" if event.kind == "ready" else "refused"
-            if event.kind != "connected":
-                return "stranger"
-        return "stranger"
-
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             frames: list[Any] = await socket.recv_multipart()
@@ -338,23 +308,12 @@ class ControlClient:
                         answer.set_result(reply)
             await asyncio.sleep(0)
 
-    async def _watch(self, monitor: SocketMonitor) -> None:
-        async for event in monitor.events():
-            if event.kind not in ("connected", "ready"):
-                self._lose()
-                return
+    async def _watch(self, connection: Connection) -> None:
+        await connection.lost()
+        self._lose()
 
     def _lose(self) -> None:
         self.disconnected.set()
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(UnreachableError(f"The connection to {self.peer.node_name} was lost."))
-
-    def _close_socket(self) -> None:
-        if self._monitor is not None:
-            with contextlib.suppress(zmq.ZMQError):
-                self._monitor.close()
-            self._monitor = None
-        if self._socket is not None:
-            self._socket.close(0)
-            self._socket = None

@@ -66,7 +66,7 @@ def curve_server_socket(
         context: a blocking or an asyncio context, on which ``start_zap`` was called.
         socket_type: ``zmq.ROUTER`` as a rule; then sending to a peer that is gone raises ``EHOSTUNREACH`` and to one
             whose queue is full ``EAGAIN``, instead of dropping the message.
-        high_water_mark: messages queued per peer and direction.
+        high_water_mark: messages queued per peer and direction; at least 2, since a ROUTER counts its peer's identity.
         max_message_bytes: largest frame accepted; a peer that sends more is disconnected.
         linger_ms: how long closing waits for unsent messages.
     """
