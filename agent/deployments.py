@@ -67,6 +67,8 @@ class NodeFacts:
     identity: Identity
     memory_budget_bytes: int
     cache_folder: Path
+    trusted_controllers: Callable[[], Collection[str]] = tuple
+    """Their keys: they may chat with a gateway, whoever of them started it."""
     stage_module: str = "pipeline.stage"
     gateway_module: str = "pipeline.gateway"
 
@@ -307,6 +309,7 @@ class Deployments:
         kv_precision = first.record.request.kv_precision
         folder = self._store.folder(deployment, 0)
         wanted_http_port = record.request.http_port
+        clients = dict.fromkeys((*record.request.allowed_keys, *facts.trusted_controllers(), facts.identity.public_key))
 
         def configuration(port: int, http_port: int) -> bytes:
             return msgspec.json.encode(
@@ -317,7 +320,7 @@ class Deployments:
                     kv_precision=kv_precision,
                     secret_key=facts.identity.secret_key,
                     public_key=facts.identity.public_key,
-                    allowed_keys=tuple(dict.fromkeys((*record.request.allowed_keys, facts.identity.public_key))),
+                    allowed_keys=tuple(clients),
                     port=port,
                     http_port=http_port or wanted_http_port,
                 )

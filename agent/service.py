@@ -135,6 +135,7 @@ class AgentService:
             identity,
             self._budget_bytes,
             self._data_dir / "cache",
+            self._trust.controllers,
             self._options.stage_module,
             self._options.gateway_module,
         )
@@ -200,7 +201,7 @@ class AgentService:
             case Leave():
                 self._trust.forget_controller(sender)
                 self._deployments.undeploy_of(sender)
-                asyncio.get_running_loop().call_later(0.2, self._refresh_allow_list)
+                self._allow_list.replace(self._allowed_keys())
         return done
 
     def _welcome(self, request: Hello, sender: str) -> Welcome:
@@ -232,9 +233,6 @@ class AgentService:
     def _allowed_keys(self) -> set[str]:
         """The controllers', and this node's own: the tray asks with it."""
         return {*self._trust.controllers(), self._identity.public_key}
-
-    def _refresh_allow_list(self) -> None:
-        self._allow_list.replace(self._allowed_keys())
 
     async def _read_inventory(self) -> None:
         inventory = await asyncio.to_thread(self._inventory_reader.read, self._data_dir, self._budget_bytes)
