@@ -13,6 +13,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from fleet.errors import PacelineError
+
+
+class DisplayError(PacelineError):
+    """No window can be opened here."""
+
+
 _PROBE = """
 import sys
 from PySide6 import QtCore, QtGui, QtNetwork, QtSvg, QtWidgets
@@ -60,7 +67,7 @@ _MISSING_IN_LDD = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
 _MISSING_IN_IMPORT = re.compile(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file")
 
 
-def display_fault() -> str | None:
+def missing_for_display() -> str | None:
     """Why no window can be opened here, as one sentence that says what to do; None where one can."""
     if sys.platform.startswith("linux") and not os.environ.get("QT_QPA_PLATFORM"):
         if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
@@ -70,6 +77,17 @@ def display_fault() -> str | None:
         platform = "wayland" if os.environ.get("WAYLAND_DISPLAY") else "xcb"
         return qt_fault(platform, force=False)
     return qt_fault(os.environ.get("QT_QPA_PLATFORM", ""), force=False)
+
+
+def require_display() -> None:
+    """Returns where a window can be opened.
+
+    Raises:
+        DisplayError: no window can be opened; the text says what to do.
+    """
+    fault = missing_for_display()
+    if fault is not None:
+        raise DisplayError(fault)
 
 
 def qt_fault(platform: str, *, force: bool = True) -> str | None:

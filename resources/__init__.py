@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 
 def icon_svg(name: str) -> str:
@@ -14,6 +15,11 @@ def icon_svg(name: str) -> str:
         FileNotFoundError: there is no such icon.
     """
     return files("resources").joinpath("icons", f"{name}.svg").read_text(encoding="utf-8")
+
+
+def icon_path(name: str) -> Path:
+    """Where the icon lies on the disk, for what can only read files (a style sheet)."""
+    return Path(str(files("resources").joinpath("icons", f"{name}.svg")))
 
 
 def icon_names() -> list[str]:

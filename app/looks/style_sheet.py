@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from string import Template
 
-from app.looks.tokens import Tokens
+from app.looks.tokens import Scheme, Tokens
+from resources import icon_path
 
 _SHEET = Template(
     """
@@ -40,6 +41,8 @@ QToolButton[navigation="true"] { padding: 9px 12px; text-align: left; color: $te
 QToolButton[navigation="true"]:checked { background: $accent_soft; color: $accent; font-weight: 600; }
 QToolButton[navigation="true"]:hover:!checked { color: $text; }
 
+QToolButton[floating="true"] { background: $surface; border: 1px solid $border_strong; border-radius: 14px; }
+
 QLineEdit, QPlainTextEdit, QTextEdit, QSpinBox, QDoubleSpinBox, QComboBox {
     background: $surface; color: $text; border: 1px solid $border; border-radius: 6px; padding: 5px 8px;
     selection-background-color: $accent_fill; selection-color: $text_on_accent;
@@ -50,6 +53,18 @@ QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QSpinBox:focus, QDoubleS
 QLineEdit:disabled, QSpinBox:disabled, QDoubleSpinBox:disabled, QComboBox:disabled {
     background: $window; color: $border_strong;
 }
+QComboBox { padding-right: 24px; }
+QComboBox::drop-down { border: none; width: 24px; }
+QComboBox::down-arrow { image: url("$arrow_down"); width: 12px; height: 12px; }
+QSpinBox, QDoubleSpinBox { padding-right: 22px; }
+QSpinBox::up-button, QDoubleSpinBox::up-button, QSpinBox::down-button, QDoubleSpinBox::down-button {
+    border: none; background: transparent; width: 20px; margin-right: 2px;
+}
+QSpinBox::up-button:hover, QDoubleSpinBox::up-button:hover,
+QSpinBox::down-button:hover, QDoubleSpinBox::down-button:hover { background: $hover; }
+QSpinBox::up-arrow, QDoubleSpinBox::up-arrow { image: url("$arrow_up"); width: 10px; height: 10px; }
+QSpinBox::down-arrow, QDoubleSpinBox::down-arrow { image: url("$arrow_down"); width: 10px; height: 10px; }
+QToolButton::menu-indicator { image: none; width: 0; }
 QComboBox QAbstractItemView { background: $surface; color: $text; border: 1px solid $border; padding: 4px; }
 
 QTextBrowser[bare="true"] { background: transparent; border: none; padding: 0; }
@@ -65,7 +80,7 @@ QTableView::item:focus { border: 1px solid $accent; }
 QHeaderView { background: $surface; border: none; }
 QHeaderView::section {
     background: $surface; color: $text_muted; border: none; border-bottom: 1px solid $border;
-    padding: 8px; font-weight: 600;
+    padding: 8px 11px; font-weight: 600;
 }
 QTableCornerButton::section { background: $surface; border: none; }
 
@@ -94,7 +109,11 @@ QMenu::item:selected { background: $accent_soft; color: $text; }
 )
 
 
-def style_sheet(tokens: Tokens) -> str:
+def style_sheet(tokens: Tokens, scheme: Scheme) -> str:
     """The style sheet of a scheme."""
     colours = {name: getattr(tokens, name) for name in Tokens.__dataclass_fields__}
-    return _SHEET.substitute({name: colour for name, colour in colours.items() if isinstance(colour, str)})
+    return _SHEET.substitute(
+        {name: colour for name, colour in colours.items() if isinstance(colour, str)},
+        arrow_up=icon_path(f"arrow-up-{scheme}").as_posix(),
+        arrow_down=icon_path(f"arrow-down-{scheme}").as_posix(),
+    )

@@ -57,7 +57,7 @@ class Theme(QObject):
         # The offscreen platform ignores QStyleHints.setColorScheme, and a desktop may know no dark scheme:
         # an explicit palette works everywhere.
         self._application.setPalette(palette_of(self.tokens))
-        self._application.setStyleSheet(style_sheet(self.tokens))
+        self._application.setStyleSheet(style_sheet(self.tokens, scheme))
         self.changed.emit()
 
 

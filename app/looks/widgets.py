@@ -174,10 +174,10 @@ class Banner(QFrame):
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 8, 8, 8)
         row.setSpacing(10)
-        row.addWidget(self._picture, 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(self._picture)
         row.addWidget(self._text, 1)
         row.addLayout(self._buttons)
-        row.addWidget(self._copy, 0, Qt.AlignmentFlag.AlignTop)
+        row.addWidget(self._copy)
         theme().changed.connect(self._draw)
         self._draw()
         self.hide()
@@ -185,7 +185,7 @@ class Banner(QFrame):
     def add_button(self, text: str, clicked: Callable[[], object]) -> QPushButton:
         button = QPushButton(text, self)
         button.clicked.connect(lambda _checked=False: clicked())
-        self._buttons.addWidget(button, 0, Qt.AlignmentFlag.AlignTop)
+        self._buttons.addWidget(button)
         return button
 
     def show_message(self, text: str, details: str = "", *, tone: Tone = "error") -> None:
@@ -220,6 +220,38 @@ class Banner(QFrame):
         self.setStyleSheet(f"Banner {{ background: {ground}; border: 1px solid {colour}; border-radius: 8px; }}")
 
 
+class BusyLine(QFrame):
+    """What the program is doing at the moment, in one line. Hidden while there is nothing to say."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._picture = QLabel(self)
+        self._text = QLabel(self)
+        self._text.setTextFormat(Qt.TextFormat.PlainText)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 7, 12, 7)
+        row.setSpacing(8)
+        row.addWidget(self._picture)
+        row.addWidget(self._text, 1)
+        theme().changed.connect(self._draw)
+        self._draw()
+        self.hide()
+
+    def show_text(self, text: str) -> None:
+        """An empty text hides the line."""
+        self._text.setText(text)
+        self.setVisible(bool(text))
+
+    def text(self) -> str:
+        return self._text.text()
+
+    def _draw(self) -> None:
+        tokens = theme().tokens
+        side = self.fontMetrics().height() + 1
+        self._picture.setPixmap(pixmap("state-busy", tokens.accent, side, self.devicePixelRatioF()))
+        self.setStyleSheet(f"BusyLine {{ background: {tokens.accent_soft}; border: none; border-radius: 8px; }}")
+
+
 class EmptyState(QWidget):
     """What a page shows while there is nothing to show: why, and what to do."""
 
@@ -232,8 +264,9 @@ class EmptyState(QWidget):
         self._title.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._text = muted(text, self)
         self._text.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self._text.setMinimumWidth(self.fontMetrics().averageCharWidth() * 66)
-        self._text.setMaximumWidth(self.fontMetrics().averageCharWidth() * 80)
+        # A wrapped label that is centred in a layout is not asked for its height at its width.
+        width = self.fontMetrics().averageCharWidth() * 84
+        self._text.setFixedSize(width, self._text.heightForWidth(width))
         self.body = QVBoxLayout(self)
         self.body.setSpacing(10)
         self.body.addStretch(2)
@@ -250,9 +283,8 @@ class EmptyState(QWidget):
     def add_widget(self, widget: QWidget) -> None:
         self._below.addWidget(widget, 0, Qt.AlignmentFlag.AlignHCenter)
 
-    def set_text(self, title: str, text: str) -> None:
+    def set_title(self, title: str) -> None:
         self._title.setText(title)
-        self._text.setText(text)
 
     def _draw(self) -> None:
         self._picture.setPixmap(pixmap(self._icon_name, theme().tokens.border_strong, 56, self.devicePixelRatioF()))

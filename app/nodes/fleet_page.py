@@ -27,16 +27,7 @@ from app.nodes.node_filter import NodeFilter
 from app.nodes.node_table_model import NODE_ROLE, NodeTableModel
 from fleet.views import FleetView, NodeView
 
-_COLUMN_CHARACTERS = {
-    "name": 13,
-    "state": 15,
-    "address": 13,
-    "memory": 25,
-    "cpu": 22,
-    "gpu": 18,
-    "npu": 12,
-    "serving": 16,
-}
+_COLUMN_CHARACTERS = {"name": 12, "state": 18, "address": 12, "memory": 21, "cpu": 18, "gpu": 18, "npu": 10}
 
 
 class FleetPage(QWidget):
@@ -80,6 +71,9 @@ class FleetPage(QWidget):
         if view.nodes and not self._table.selectionModel().hasSelection() and self._proxy.rowCount():
             self._table.selectRow(0)
         self._show_selected()
+
+    def focus_table(self) -> None:
+        self._table.setFocus(Qt.FocusReason.OtherFocusReason)
 
     def focus_filter(self) -> None:
         self._filter.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -135,18 +129,19 @@ class FleetPage(QWidget):
         return table
 
     def _make_splitter(self) -> QSplitter:
-        splitter = QSplitter(Qt.Orientation.Horizontal, self)
+        splitter = QSplitter(Qt.Orientation.Vertical, self)
         splitter.setChildrenCollapsible(False)
         splitter.setHandleWidth(10)
-        left = Card(margin=1)
-        left.body.addWidget(self._table)
-        right = Card(margin=14)
-        right.body.addWidget(self._details)
-        right.setMinimumWidth(self.fontMetrics().averageCharWidth() * 34)
-        splitter.addWidget(left)
-        splitter.addWidget(right)
-        splitter.setStretchFactor(0, 1)
-        splitter.setStretchFactor(1, 0)
+        above = Card(margin=1)
+        above.body.addWidget(self._table)
+        below = Card(margin=14)
+        below.body.addWidget(self._details)
+        below.setMinimumHeight(self.fontMetrics().height() * 8)
+        splitter.addWidget(above)
+        splitter.addWidget(below)
+        splitter.setStretchFactor(0, 3)
+        splitter.setStretchFactor(1, 2)
+        splitter.setSizes([400, 300])
         return splitter
 
     def _make_empty_state(self) -> EmptyState:
@@ -170,7 +165,7 @@ class FleetPage(QWidget):
         title = QHBoxLayout()
         title.setSpacing(12)
         title.addWidget(heading(self.tr("Fleet")))
-        title.addWidget(self._summary, 0, Qt.AlignmentFlag.AlignBottom)
+        title.addWidget(self._summary)
         title.addStretch(1)
         title.addWidget(self._filter, 2)
         title.addWidget(self._token_button)

@@ -11,16 +11,15 @@ from typing import NamedTuple
 from PySide6.QtCore import QCoreApplication
 
 from app.looks import words
-from fleet.control_messages import StageStatus
 from fleet.node import Device
 from fleet.views import NodeView
 
-_NAME_NOISE = re.compile(r"\((?:R|TM|r|tm|iGPU|dGPU)\)|\bCPU @.*$|\bProcessor\b")
+_NAME_NOISE = re.compile(r"\((?:R|TM|r|tm|iGPU|dGPU)\)|\bCPU @.*$|\bProcessor\b|\bIntel\b")
 
 
 def short_device_name(name: str) -> str:
-    """A device's name without trademark signs and clock: 'Intel(R) Core(TM) Ultra 7' is 'Intel Core Ultra 7'."""
-    return " ".join(_NAME_NOISE.sub(" ", name).split())
+    """A device's name without maker, trademark signs and clock: 'Intel(R) Core(TM) Ultra 7' is 'Core Ultra 7'."""
+    return " ".join(_NAME_NOISE.sub(" ", name).split()) or name
 
 
 def devices_of(node: NodeView, kind: str) -> tuple[Device, ...]:
@@ -109,18 +108,6 @@ def _memory_tooltip(node: NodeView) -> str:
     )
 
 
-def _stage_text(node: NodeView) -> str:
-    return ", ".join(_layers(stage) for stage in node.stages)
-
-
-def _stage_tooltip(node: NodeView) -> str:
-    return "\n".join(f"{stage.model}: {_layers(stage)}, {words.stage_state(stage.state).text}" for stage in node.stages)
-
-
-def _layers(stage: StageStatus) -> str:
-    return words.layer_range(stage.first_layer, stage.end_layer)
-
-
 def _address_key(node: NodeView) -> str:
     """Addresses sort by number, IPv4 before IPv6, and names after both."""
     if not node.addresses:
@@ -195,12 +182,5 @@ COLUMNS: tuple[NodeColumn, ...] = (
         _device_text("NPU"),
         lambda node: _device_text("NPU")(node).casefold(),
         _device_tooltip("NPU"),
-    ),
-    NodeColumn(
-        "serving",
-        lambda: QCoreApplication.translate("NodeTable", "Serving"),
-        _stage_text,
-        lambda node: len(node.stages),
-        _stage_tooltip,
     ),
 )

@@ -1,15 +1,17 @@
-"""Everything about one node, beside the table."""
+"""Everything about one node, below the table."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, Qt
-from PySide6.QtWidgets import QFormLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QScrollArea, QVBoxLayout, QWidget
 
 from app.looks import words
 from app.looks.widgets import Banner, CopyButton, StateLabel, heading, muted
 from app.nodes.node_columns import short_device_name
 from fleet.node import Device
 from fleet.views import NodeView
+
+_COLUMNS = 3
 
 
 class NodeDetails(QScrollArea):
@@ -24,26 +26,29 @@ class NodeDetails(QScrollArea):
         content = QWidget(self)
         content.setProperty("scrolled", True)
         self._name = heading("", 2, content)
-        self._name.setWordWrap(True)
         self._state = StateLabel(content)
         self._detail = muted("", content)
         self._faults = Banner(content, tone="warning")
-        self._form = QFormLayout()
-        self._form.setHorizontalSpacing(16)
-        self._form.setVerticalSpacing(9)
-        self._form.setRowWrapPolicy(QFormLayout.RowWrapPolicy.WrapAllRows)
-        self._values: dict[str, tuple[QLabel, QLabel]] = {}
+        self._grid = QGridLayout()
+        self._grid.setHorizontalSpacing(24)
+        self._grid.setVerticalSpacing(10)
+        for column in range(_COLUMNS):
+            self._grid.setColumnStretch(column, 1)
+        self._facts: dict[str, _Fact] = {}
         self._copy = CopyButton(self.tr("Copy details"), self.as_text, content, with_text=True)
-        column = QVBoxLayout(content)
-        column.setContentsMargins(4, 0, 8, 0)
-        column.setSpacing(8)
-        column.addWidget(self._name)
-        column.addWidget(self._state)
-        column.addWidget(self._detail)
-        column.addWidget(self._faults)
-        column.addLayout(self._form)
-        column.addWidget(self._copy, 0, Qt.AlignmentFlag.AlignLeft)
-        column.addStretch(1)
+        header = QHBoxLayout()
+        header.setSpacing(12)
+        header.addWidget(self._name)
+        header.addWidget(self._state)
+        header.addWidget(self._detail, 1)
+        header.addWidget(self._copy)
+        column_layout = QVBoxLayout(content)
+        column_layout.setContentsMargins(4, 0, 8, 0)
+        column_layout.setSpacing(10)
+        column_layout.addLayout(header)
+        column_layout.addWidget(self._faults)
+        column_layout.addLayout(self._grid)
+        column_layout.addStretch(1)
         self.setWidget(content)
         self.show_node(None)
 
@@ -54,22 +59,21 @@ class NodeDetails(QScrollArea):
         self._node = node
         self._state.setVisible(node is not None)
         self._copy.setVisible(node is not None)
+        self._name.setVisible(node is not None)
         if node is None:
-            self._name.setText("")
             self._detail.setText(self.tr("Choose a PC in the table to see its devices, drivers, disk and faults."))
             self._faults.clear()
-            self._show_values([])
+            self._show_facts([])
             return
         self._name.setText(node.name)
         self._state.set_wording(words.node_state(node.state))
         self._detail.setText(node.detail)
-        self._detail.setVisible(bool(node.detail))
         faults = node.inventory.faults if node.inventory is not None else ()
         if faults:
             self._faults.show_message("\n".join(faults), tone="warning")
         else:
             self._faults.clear()
-        self._show_values(node_facts(node))
+        self._show_facts(node_facts(node))
 
     def as_text(self) -> str:
         """What the copy button copies."""
@@ -81,24 +85,40 @@ class NodeDetails(QScrollArea):
             lines += self._node.inventory.faults
         return "\n".join(line for line in lines if line)
 
-    def _show_values(self, facts: list[tuple[str, str, str]]) -> None:
-        keys = [key for key, _title, _value in facts]
-        if keys != list(self._values):
-            while self._form.rowCount():
-                self._form.removeRow(0)
-            self._values = {}
-            for key, _title, _value in facts:
-                title_label, value_label = muted("", wrap=False), QLabel()
-                value_label.setWordWrap(True)
-                value_label.setTextFormat(Qt.TextFormat.PlainText)
-                value_label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-                self._form.addRow(title_label, value_label)
-                self._values[key] = (title_label, value_label)
+    def _show_facts(self, facts: list[tuple[str, str, str]]) -> None:
+        if [key for key, _title, _value in facts] != list(self._facts):
+            for fact in self._facts.values():
+                self._grid.removeWidget(fact)
+                fact.hide()
+                fact.deleteLater()
+            self._facts = {key: _Fact() for key, _title, _value in facts}
+            for number, fact in enumerate(self._facts.values()):
+                self._grid.addWidget(fact, number // _COLUMNS, number % _COLUMNS, Qt.AlignmentFlag.AlignTop)
         for key, title, value in facts:
-            title_label, value_label = self._values[key]
-            if value_label.text() != value:
-                value_label.setText(value)
-            title_label.setText(title)
+            self._facts[key].show_fact(title, value)
+
+
+class _Fact(QWidget):
+    """A title and what there is to say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._title = muted("", self, wrap=False)
+        self._value = QLabel(self)
+        self._value.setWordWrap(True)
+        self._value.setTextFormat(Qt.TextFormat.PlainText)
+        self._value.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(1)
+        column.addWidget(self._title)
+        column.addWidget(self._value)
+
+    def show_fact(self, title: str, value: str) -> None:
+        if self._title.text() != title:
+            self._title.setText(title)
+        if self._value.text() != value:
+            self._value.setText(value)
 
 
 def node_facts(node: NodeView) -> list[tuple[str, str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,13 @@ import pytest
 os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
 from app.display import qt_fault
+from fleet.control_messages import DeploymentId, Progress, StageState, StageStatus
+from fleet.node import Device, Inventory, LiveLoad, NodeId
+from fleet.views import DeploymentState, DeploymentView, NodeState, NodeView, StageProgress
 
 _FAULT = qt_fault("offscreen")
-_FREE_OF_QT = {"test_display.py", "test_tokens.py"}
+_FREE_OF_QT = {"test_conversation.py", "test_display.py", "test_draft.py", "test_segments.py", "test_tokens.py"}
+GIB = 1 << 30
 
 
 class _SkippedModule(pytest.Module):
@@ -28,3 +32,90 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
         return None
     module: pytest.Module = _SkippedModule.from_parent(parent, path=module_path)
     return module
+
+
+@pytest.fixture
+def make_node() -> Callable[..., NodeView]:
+    """Makes a node: its number, and what is special about it."""
+
+    def make(
+        number: int,
+        state: NodeState = "ready",
+        *,
+        devices: tuple[Device, ...] = (Device("CPU", "Intel(R) Core(TM) Ultra 7 155H"),),
+        total_bytes: int = 32 * GIB,
+        free_bytes: int = 12 * GIB,
+        faults: tuple[str, ...] = (),
+        known: bool = True,
+    ) -> NodeView:
+        inventory = Inventory(
+            cpu="Intel(R) Core(TM) Ultra 7 155H",
+            cores=22,
+            operating_system="Windows 11",
+            openvino_version="2026.4.1",
+            agent_version="0.1.0",
+            memory_total_bytes=total_bytes,
+            memory_budget_bytes=total_bytes // 2,
+            disk_total_bytes=500 * GIB,
+            devices=devices,
+            faults=faults,
+        )
+        return NodeView(
+            id=NodeId(f"{number:016x}"),
+            name=f"pc-{number}",
+            state=state,
+            detail="",
+            addresses=(f"192.168.1.{number}",),
+            public_key="k" * 40,
+            inventory=inventory if known else None,
+            load=LiveLoad(12.5, free_bytes, 200 * GIB) if known else None,
+        )
+
+    return make
+
+
+@pytest.fixture
+def make_deployment() -> Callable[..., DeploymentView]:
+    """Makes a deployment over two nodes."""
+
+    def make(
+        number: int = 1,
+        state: DeploymentState = "ready",
+        *,
+        stage_state: StageState = "ready",
+        progress: Progress | None = None,
+        detail: str = "",
+        http_port: int | None = 8642,
+    ) -> DeploymentView:
+        identity = DeploymentId(f"{number:012x}")
+        stages = tuple(
+            StageProgress(
+                stage,
+                NodeId(f"{stage:016x}"),
+                f"pc-{stage}",
+                StageStatus(
+                    deployment=identity,
+                    model="tiny",
+                    stage=stage,
+                    first_layer=stage * 15,
+                    end_layer=stage * 15 + 15,
+                    state=stage_state,
+                    progress=progress,
+                ),
+            )
+            for stage in range(2)
+        )
+        return DeploymentView(
+            id=identity,
+            model=f"tiny-{number}",
+            state=state,
+            detail=detail,
+            stages=stages,
+            gateway_node=NodeId(f"{0:016x}"),
+            gateway_addresses=("127.0.0.1",),
+            gateway_port=40000,
+            gateway_public_key="g" * 40,
+            http_port=http_port,
+        )
+
+    return make

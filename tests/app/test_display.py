@@ -6,7 +6,14 @@ import sys
 
 import pytest
 
-from app.display import display_fault, libraries_in_import_error, libraries_in_ldd, qt_fault
+from app.display import (
+    DisplayError,
+    libraries_in_import_error,
+    libraries_in_ldd,
+    missing_for_display,
+    qt_fault,
+    require_display,
+)
 
 LDD = """
 \tlinux-vdso.so.1 (0x00007ffd2a5d5000)
@@ -30,9 +37,11 @@ def test_missing_libraries_are_read_from_a_failed_import() -> None:
 def test_without_a_display_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
         monkeypatch.delenv(name, raising=False)
-    fault = display_fault()
+    fault = missing_for_display()
     assert fault is not None
     assert "no display" in fault
+    with pytest.raises(DisplayError, match="no display"):
+        require_display()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux runs without a display server")
@@ -40,7 +49,7 @@ def test_a_display_that_does_not_answer_is_a_fault(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("QT_QPA_PLATFORM", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setenv("DISPLAY", ":4711")
-    fault = display_fault()
+    fault = missing_for_display()
     assert fault is not None
     assert fault.startswith("Qt ")
 

@@ -1,0 +1,1 @@
+"""The Deploy page: shards arriving, and what runs."""

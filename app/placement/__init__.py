@@ -1,0 +1,1 @@
+"""The Placement page: which layers of a model go to which PC."""
