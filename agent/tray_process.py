@@ -24,6 +24,14 @@ class TrayProcess:
             start_new_session=True,  # a Ctrl-C is the agent's to handle; without effect on Windows
         )
 
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code, once it has ended by itself.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not, within ``timeout_s``.
+        """
+        return self._process.wait(timeout_s)
+
     def close(self) -> None:
         """End the tray and wait for it."""
         assert self._process.stdin is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,8 @@ from fleet.manifest import (
     Stage,
     encode_manifest,
 )
+
+os.environ["QT_QPA_PLATFORM"] = "offscreen"  # before Qt is loaded, for the tray's tests
 
 
 def write_shards(folder: Path, cuts: tuple[int, ...], layers: int = 4, layer_bytes: int = 10_000) -> Path:
