@@ -48,6 +48,7 @@ SEND_HIGH_WATER_MARK = 1000
 RECEIVE_HIGH_WATER_MARK = 10_000
 
 _log = logging.getLogger("paceline.gateway_client")
+_request_decoder: Decoder[Generate] = Decoder(Generate)
 
 
 class GatewayClient:
@@ -115,7 +116,8 @@ class GatewayClient:
 
         Raises:
             UnreachableError: the gateway cannot be reached, or was lost on the way.
-            MessageError: the request is too large to be sent, or the gateway speaks another protocol version.
+            MessageError: a field of the request is out of its bounds, the request is too large to be sent, or the
+                gateway speaks another protocol version.
             ValueError: this client has a request of that number running.
         """
         frame = encode(request)
@@ -124,6 +126,8 @@ class GatewayClient:
                 f"The request is too large to be sent ({len(frame):,} bytes of at most {MAX_CONTROL_BYTES:,}); "
                 "shorten the prompt."
             )
+        # A gateway drops what it cannot read, for it would not know whom to answer.
+        _request_decoder.decode(frame)
         connection = await self._connected()
         messages = connection.begin(request.number)
         ended = False

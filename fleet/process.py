@@ -59,6 +59,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_sequences: int = 32
     """Requests beyond this many wait."""
     prefill_chunk_tokens: int = 256
+    context_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    """Longest prompt and answer together; 0: the model's own context."""
+    kv_capacity_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0
+    """Tokens that all sequences together may hold on the stages; 0: ``max_sequences`` is limit enough."""
     low_priority: bool = True
 
 

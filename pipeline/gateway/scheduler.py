@@ -131,6 +131,10 @@ class Scheduler:
         """Whether this request is waiting or running."""
         return key in self._waiting or key in self._numbers_of
 
+    def clients(self) -> set[bytes]:
+        """Connections that have requests waiting or running."""
+        return {key.client for key in self._waiting} | {key.client for key in self._numbers_of}
+
     # Requests
 
     def submit(self, request: Request, now_s: float) -> list[Instruction]:

@@ -255,11 +255,13 @@ def test_signs_of_life_are_sent_while_requests_run_and_a_silent_gateway_is_given
         assert sum(isinstance(message, AskStatus) for message in gateway.heard) >= 5
 
 
-def test_what_is_too_large_is_not_sent(client_identity: Identity) -> None:
+def test_what_a_gateway_could_not_read_is_not_sent(client_identity: Identity) -> None:
     async def talk(gateway: PlayedGateway) -> None:
         async with GatewayClient(client_identity, gateway.address) as client:
             with pytest.raises(MessageError, match="too large"):
                 await anext(client.generate(Generate(1, prompt="日" * (MAX_CONTROL_BYTES // 3 + 1))))
+            with pytest.raises(MessageError, match="max_tokens"):
+                await anext(client.generate(Generate(2, prompt="x", max_tokens=0)))
             assert (await client.status()).state == "ready"
 
     with playing(polite, client_identity) as gateway:
