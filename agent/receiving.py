@@ -89,6 +89,9 @@ class Reception:
             self.failure = str(error)
         except OSError as error:
             self.failure = f"The store cannot be written: {error.strerror or error}."
+        except Exception as error:
+            _log.exception("receiving failed")
+            self.failure = f"Receiving met an internal error ({type(error).__name__}: {error})."
         else:
             self.complete = True
         finally:

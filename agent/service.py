@@ -15,40 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import msgspec
 import psutil
 import zmq.asyncio
 
-from agent.agent_state import keep_state, load_state, lock_data_dir
+from agent.agent_state import load_state, lock_data_dir
 from agent.deployments import Deployments, NodeFacts
 from agent.inventory import InventoryReader, ProbeFindings, default_memory_budget, describe_machine
 from agent.live_load import LoadReader
+from agent.request_handler import RequestHandler, allowed_keys
 from agent.run_records import RunRecords
 from agent.shard_store import ShardStore
 from agent.tray_process import TrayProcess
-from fleet.codec import PROTOCOL_VERSION
 from fleet.control import ControlServer
-from fleet.control_messages import (
-    ControlReply,
-    ControlRequest,
-    Done,
-    Heartbeat,
-    HeartbeatReply,
-    Hello,
-    Leave,
-    NodeStatus,
-    PrepareStage,
-    Quit,
-    SetPaused,
-    StartGateway,
-    StartStage,
-    Undeploy,
-    Welcome,
-)
 from fleet.discovery import Announcer
 from fleet.enrolment import parse_token
-from fleet.errors import DeployError, EnrolmentError, UnreachableError
-from fleet.identity import load_or_create_identity
+from fleet.errors import UnreachableError
+from fleet.identity import Identity, load_or_create_identity
 from fleet.transfer import TransferReceiver
 from fleet.trust import TrustStore
 from fleet.zap import AllowList, start_zap
@@ -78,12 +60,10 @@ class AgentService:
 
     def __init__(self, options: AgentOptions) -> None:
         self._options = options
-        self._data_dir = options.data_dir
         total_bytes = int(psutil.virtual_memory().total)
         self._budget_bytes = min(options.memory_budget_bytes or default_memory_budget(total_bytes), total_bytes)
         self._stopped = asyncio.Event()
         self._inventory_reader = InventoryReader()
-        self._inventory_number = 0
 
     def stop(self) -> None:
         """End ``run``. Call it in the event loop."""
@@ -97,150 +77,112 @@ class AgentService:
             EnrolmentError: the enrolment token is not one.
             UnreachableError: no port can be opened.
         """
-        with lock_data_dir(self._data_dir):
-            self._identity = load_or_create_identity(self._data_dir)
-            self._trust = TrustStore(self._data_dir)
-            # The announcement names one controller. A new one must see itself named, to look at the enrolment; others
-            # know this PC already.
-            self._fleet = next(iter(self._trust.controllers()), "")
-            if self._options.enrolment_token is not None:
-                token = parse_token(self._options.enrolment_token)
-                self._trust.trust_controller(token.controller_key, token=token)
-                self._fleet = token.controller_key
-            self._state = load_state(self._data_dir)
+        data_dir = self._options.data_dir
+        with lock_data_dir(data_dir):
+            identity, trust = load_or_create_identity(data_dir), TrustStore(data_dir)
+            fleet = self._join(trust)
             context = zmq.asyncio.Context()
             try:
                 async with contextlib.AsyncExitStack() as stack:
-                    await self._serve(context, stack)
+                    await self._serve(context, stack, identity, trust, fleet)
             finally:
                 context.destroy(linger=0)
 
-    async def _serve(self, context: zmq.asyncio.Context, stack: contextlib.AsyncExitStack) -> None:
-        identity, name = self._identity, self._options.name
-        self._allow_list = AllowList(self._allowed_keys())
-        stack.callback(start_zap(context, self._allow_list).close)
-        self._load = LoadReader(self._data_dir)
-        self._inventory = describe_machine(
-            ProbeFindings(faults=["The devices of this PC are still being read."]), self._data_dir, self._budget_bytes
-        )
-        reading = asyncio.create_task(self._read_inventory(), name="inventory")
-        stack.push_async_callback(self._end_reading, reading)
+    def _join(self, trust: TrustStore) -> str:
+        """Trust the token's controller, and return the key of the one to announce.
 
-        store_folder = self._data_dir / "store"
+        The announcement names one controller. A new one must see itself named, to look at the enrolment; others know
+        this PC already.
+        """
+        if self._options.enrolment_token is None:
+            return next(iter(trust.controllers()), "")
+        token = parse_token(self._options.enrolment_token)
+        trust.trust_controller(token.controller_key, token=token)
+        return token.controller_key
+
+    async def _serve(
+        self,
+        context: zmq.asyncio.Context,
+        stack: contextlib.AsyncExitStack,
+        identity: Identity,
+        trust: TrustStore,
+        fleet: str,
+    ) -> None:
+        """Start the parts one after another; ``stack`` ends them in the reverse order."""
+        options, data_dir = self._options, self._options.data_dir
+        allow_list = AllowList(allowed_keys(trust, identity))
+        stack.callback(start_zap(context, allow_list).close)
+        state = load_state(data_dir)
+
+        store_folder = data_dir / "store"
         store = await asyncio.to_thread(ShardStore, store_folder)
-        receiver = TransferReceiver(context, identity, self._allow_list)
+        receiver = TransferReceiver(context, identity, allow_list)
         stack.push_async_callback(receiver.close)
         facts = NodeFacts(
-            name,
+            options.name,
             identity,
             self._budget_bytes,
-            self._data_dir / "cache",
-            self._trust.controllers,
-            self._options.stage_module,
-            self._options.gateway_module,
+            data_dir / "cache",
+            trust.controllers,
+            options.stage_module,
+            options.gateway_module,
         )
-        self._deployments = Deployments(facts, store, RunRecords(store_folder / "deployments"), receiver)
-        stack.push_async_callback(self._deployments.close)
-        self._deployments.restore(self._trust.controllers())
+        deployments = Deployments(facts, store, RunRecords(store_folder / "deployments"), receiver)
+        stack.push_async_callback(deployments.close)
+        deployments.restore(trust.controllers())
 
-        server = ControlServer(context, identity, self._allow_list, self.handle)
+        handler = RequestHandler(
+            name=options.name,
+            data_dir=data_dir,
+            identity=identity,
+            trust=trust,
+            allow_list=allow_list,
+            deployments=deployments,
+            load=LoadReader(data_dir),
+            inventory=describe_machine(
+                ProbeFindings(faults=["The devices of this PC are still being read."]), data_dir, self._budget_bytes
+            ),
+            state=state,
+            quit_agent=self.stop,
+        )
+        server = ControlServer(context, identity, allow_list, handler.handle)
         stack.push_async_callback(server.close)
-        control_port = _start_on(server.start, self._state.control_port)
-        self._transfer_port = _start_on(receiver.start, self._state.transfer_port)
-        self._state = msgspec.structs.replace(self._state, control_port=control_port, transfer_port=self._transfer_port)
-        keep_state(self._data_dir, self._state)
+        transfer_port = _start_on(receiver.start, state.transfer_port)
+        control_port = _start_on(server.start, state.control_port)
+        handler.listens_on(control_port, transfer_port)
 
-        stopped = asyncio.ensure_future(self._stopped.wait())
-        await asyncio.wait([reading, stopped], timeout=INVENTORY_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
+        reading = asyncio.create_task(self._read_inventory(handler), name="inventory")
+        stack.push_async_callback(self._end_reading, reading)
+        await self._stopped_before(reading)
         if self._stopped.is_set():
             return
-        announcer = Announcer(identity, name, control_port, self._fleet)
+        announcer = Announcer(identity, options.name, control_port, fleet)
         await announcer.start()
         stack.push_async_callback(announcer.close)
-        if self._options.tray:
-            tray = TrayProcess(self._data_dir)
-            stack.callback(tray.close)
+        if options.tray:
+            stack.callback(TrayProcess(data_dir).close)
         _log.info(
             "agent %s (%s) listens on port %d%s",
-            name,
+            options.name,
             identity.node_id,
             control_port,
-            "" if self._fleet else "; it is in no fleet yet: start it with --enrol TOKEN",
+            "" if fleet else "; it is in no fleet yet: start it with --enrol TOKEN",
         )
         await self._stopped.wait()
-        _log.info("agent %s ends", name)
+        _log.info("agent %s ends", options.name)
 
-    async def handle(self, request: ControlRequest, sender: str) -> ControlReply:
-        """Carry out a request of the controller (or owner) that holds the key ``sender``."""
-        owner = sender == self._identity.public_key
-        done = Done(number=request.number)
-        match request:
-            case Hello():
-                return self._welcome(request, sender)
-            case Heartbeat():
-                return HeartbeatReply(number=request.number, status=self._status())
-            case SetPaused() | Quit() if not owner:
-                raise EnrolmentError("Only the owner of this PC may ask for that.")
-            case SetPaused(paused=paused):
-                self._state = msgspec.structs.replace(self._state, paused=paused)
-                keep_state(self._data_dir, self._state)
-            case Quit():
-                # After the answer is on its way.
-                asyncio.get_running_loop().call_later(0.2, self.stop)
-            case PrepareStage():
-                if self._state.paused:
-                    raise DeployError("this PC is paused by its owner and takes no new stages.")
-                self._deployments.prepare(request, sender)
-            case StartStage():
-                self._deployments.start_stage(request, sender)
-            case StartGateway():
-                self._deployments.start_gateway(request, sender)
-            case Undeploy(deployment=deployment):
-                self._deployments.undeploy(deployment)
-            case Leave():
-                self._trust.forget_controller(sender)
-                self._deployments.undeploy_of(sender)
-                self._allow_list.replace(self._allowed_keys())
-        return done
+    async def _stopped_before(self, reading: asyncio.Task[None]) -> None:
+        """Wait until the inventory is read, or for as long as that may hold up the start, or until ``stop``."""
+        stopped = asyncio.create_task(self._stopped.wait(), name="stopped")
+        await asyncio.wait([reading, stopped], timeout=INVENTORY_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
 
-    def _welcome(self, request: Hello, sender: str) -> Welcome:
-        token_id, token_proof = "", ""
-        controller = self._trust.controllers().get(sender)
-        if controller is not None:
-            token_id, token_proof = controller.token_id, controller.prove(self._identity.public_key, request.nonce)
-            if controller.name != request.controller_name:
-                self._trust.trust_controller(sender, request.controller_name)
-        return Welcome(
-            number=request.number,
-            protocol=PROTOCOL_VERSION,
-            name=self._options.name[:256],
-            inventory=self._inventory,
-            transfer_port=self._transfer_port,
-            token_id=token_id,
-            token_proof=token_proof,
-        )
-
-    def _status(self) -> NodeStatus:
-        return NodeStatus(
-            load=self._load.read(),
-            paused=self._state.paused,
-            inventory_number=self._inventory_number,
-            stages=self._deployments.stage_statuses(),
-            gateways=self._deployments.gateway_statuses(),
-        )
-
-    def _allowed_keys(self) -> set[str]:
-        """The controllers', and this node's own: the tray asks with it."""
-        return {*self._trust.controllers(), self._identity.public_key}
-
-    async def _read_inventory(self) -> None:
-        inventory = await asyncio.to_thread(self._inventory_reader.read, self._data_dir, self._budget_bytes)
+    async def _read_inventory(self, handler: RequestHandler) -> None:
+        inventory = await asyncio.to_thread(self._inventory_reader.read, self._options.data_dir, self._budget_bytes)
         if self._stopped.is_set():
             return
-        self._inventory = inventory
-        self._inventory_number += 1
-        for fault in self._inventory.faults:
+        handler.renew_inventory(inventory)
+        for fault in inventory.faults:
             _log.warning("%s", fault)
 
     async def _end_reading(self, reading: asyncio.Task[None]) -> None:

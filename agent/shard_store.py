@@ -170,7 +170,7 @@ class ShardStore:
     def published(self) -> list[tuple[str, int, Manifest]]:
         """Deployment, stage and manifest of every folder that is there."""
         found = []
-        for folder in sorted(self._deployments.glob("*/*")):
+        for folder in sorted(self._deployments.glob("[0-9a-f]*/*")):
             if folder.name.isdecimal() and (folder / MANIFEST_NAME).is_file():
                 manifest = decode_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder))
                 found.append((folder.parent.name, int(folder.name), manifest))
@@ -178,7 +178,12 @@ class ShardStore:
 
     def release(self, deployment: str) -> None:
         """Remove a deployment's folders; the files stay for the next one."""
-        shutil.rmtree(self._deployments / deployment, ignore_errors=True)
+        folder = self._deployments / deployment
+        gone = folder.with_name(f".{deployment}.gone")
+        with contextlib.suppress(OSError):  # it is not there; or, on Windows, a file in it is still open
+            folder.replace(gone)  # in one step, so that a kill never leaves half a stage
+        for leftover in (folder, gone):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def make_room(self, needed_bytes: int, free_bytes: Callable[[], int], keep: frozenset[str]) -> bool:
         """Remove weight files that no deployment uses, the longest unused first, until there is room.
@@ -212,7 +217,7 @@ class ShardStore:
 
     def _recover(self) -> None:
         """Keep what is whole: called once, before anything is done."""
-        for leftover in self._deployments.glob("*/.*.new"):
+        for leftover in (*self._deployments.glob("*/.*.new"), *self._deployments.glob(".*.gone")):
             shutil.rmtree(leftover, ignore_errors=True)
         for path in self._weights.iterdir():
             if path.suffix == ".json":

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fleet.enrolment import TokenStore
 from fleet.errors import DeployError, PacelineError, PlacementError
 from fleet.fleet_view import driven_deployment, reported_deployments
 from fleet.identity import Identity, load_or_create_identity
+from fleet.liveness import ResumeDetector
 from fleet.manifest import KvPrecision, Manifest, load_manifest
 from fleet.node import NodeId, PeerAddress
 from fleet.node_link import NodeLink
@@ -31,6 +33,7 @@ from fleet.trust import TrustStore
 from fleet.views import DeploymentState, DeploymentView, FleetView, NodeView
 
 MAX_ENDED_DEPLOYMENTS = 20
+SLEEP_CHECK_S = 5.0
 _log = logging.getLogger("paceline.controller")
 
 ViewCallback = Callable[[FleetView], None]
@@ -56,6 +59,7 @@ class FleetController:
         self._publishing: asyncio.Handle | None = None
         self._context: zmq.asyncio.Context | None = None
         self._browser: Browser | None = None
+        self._sleep_watch: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -76,6 +80,7 @@ class FleetController:
             for node in self._trust.nodes().values():
                 self._add_link(node.public_key, node.name, trusted=True)
             await self._browser.start()
+            self._sleep_watch = asyncio.create_task(self._watch_for_sleep(), name="sleep watch")
         except BaseException:
             await self.close()
             raise
@@ -83,6 +88,10 @@ class FleetController:
 
     async def close(self) -> None:
         """Let go of everything; what was deployed goes on running."""
+        if self._sleep_watch is not None:
+            self._sleep_watch.cancel()
+            await asyncio.gather(self._sleep_watch, return_exceptions=True)
+            self._sleep_watch = None
         if self._browser is not None:
             await self._browser.close()
             self._browser = None
@@ -288,9 +297,13 @@ class FleetController:
             trusted=trusted,
             on_change=self._changed,
             on_heartbeat=self._on_heartbeat,
+            is_busy=self._is_busy,
         )
         self._links[link.node_id] = link
         return link
+
+    def _is_busy(self, node: NodeId) -> bool:
+        return any(node in driver.nodes and not driver.settled for driver in self._drivers.values())
 
     def _on_heartbeat(self, link: NodeLink, status: NodeStatus) -> None:
         for driver in list(self._drivers.values()):
@@ -300,6 +313,15 @@ class FleetController:
         task = asyncio.get_running_loop().create_task(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+    async def _watch_for_sleep(self) -> None:
+        detector = ResumeDetector(time.monotonic(), time.time())
+        while True:
+            await asyncio.sleep(SLEEP_CHECK_S)
+            if detector.resumed(time.monotonic(), time.time()):
+                _log.info("this PC slept; connecting to all nodes anew")
+                for link in self._links.values():
+                    link.on_resumed()
 
     def _changed(self) -> None:
         """Publish a snapshot soon: many changes in a row make one."""

@@ -92,8 +92,12 @@ class DeploymentDriver:
         self._ticker = self._loop.create_task(self._tick(), name=f"deployment {order.id}")
         for node in self.nodes:
             if node in links:
-                links[node].busy = True
                 links[node].beat_now()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is on its way."""
+        return self.machine.finished or self.machine.state == "ready"
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
@@ -141,11 +145,8 @@ class DeploymentDriver:
     def _carry_out(self, asks: list[Ask]) -> None:
         for ask in asks:
             self._spawn(self._ask(ask))
-        settled = self.machine.finished or self.machine.state == "ready"
-        for node in self.nodes:
-            if node in self._links:
-                self._links[node].busy = not settled
-            if self.machine.finished:
+        if self.machine.finished:
+            for node in self.nodes:
                 self._stop_serving(node)
         self._on_change()
 

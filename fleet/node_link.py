@@ -59,6 +59,7 @@ class NodeLink:
     Args:
         on_change: called after every change of ``view``.
         on_heartbeat: called with every status that the node sends, before ``on_change``.
+        is_busy: tells whether the node is to be asked more often.
     """
 
     def __init__(
@@ -74,13 +75,12 @@ class NodeLink:
         trusted: bool,
         on_change: Callable[[], None],
         on_heartbeat: Callable[[NodeLink, NodeStatus], None],
+        is_busy: Callable[[NodeId], bool],
     ) -> None:
         self.public_key = public_key
         self.node_id: NodeId = node_id_of(public_key)
         self.name = name
         self.trusted = trusted
-        self.busy = False
-        """Whether the node is asked more often."""
         self.welcome: Welcome | None = None
         self.status: NodeStatus | None = None
         self.seen: SeenNode | None = None
@@ -91,6 +91,7 @@ class NodeLink:
         self._tokens = tokens
         self._on_change = on_change
         self._on_heartbeat = on_heartbeat
+        self._is_busy = is_busy
         self._liveness = Liveness(SETTINGS)
         self._client: ControlClient | None = None
         self._detail = ""
@@ -157,6 +158,12 @@ class NodeLink:
         """Ask how the node is without waiting for the interval."""
         self._wake.set()
 
+    def on_resumed(self) -> None:
+        """This PC slept: the node must answer on a new connection before anything is believed of it."""
+        if self._task is not None:
+            self._liveness.on_resumed(self._now())
+            self._wake.set()
+
     async def close(self) -> None:
         """End the link."""
         if self._task is not None:
@@ -218,7 +225,8 @@ class NodeLink:
     async def _wait(self) -> None:
         """Until the liveness wants something, the connection breaks, or a heartbeat is wanted sooner."""
         delay_s = max(0.0, self._liveness.next_time_s() - self._now())
-        if self.busy and self.alive:
+        busy = self._is_busy(self.node_id)
+        if busy and self.alive:
             delay_s = min(delay_s, BUSY_HEARTBEAT_INTERVAL_S)
         waiting = [asyncio.ensure_future(self._wake.wait())]
         if self._client is not None:
@@ -230,7 +238,7 @@ class NodeLink:
                 future.cancel()
         if self._client is not None and self._client.disconnected.is_set():
             self._lost(f"The connection to {self.name} was lost.")
-        elif self.alive and (self._wake.is_set() or self.busy):
+        elif self.alive and (self._wake.is_set() or busy):
             await self._beat()
         self._wake.clear()
 
