@@ -21,6 +21,8 @@ MANIFEST_VERSION = 1
 RUN_ALIGNMENT_BYTES = 4096
 """Every run starts at a multiple of this in the stage's weight file."""
 
+_WINDOWS_DEVICES = {"con", "prn", "aux", "nul"} | {f"{device}{n}" for device in ("com", "lpt") for n in range(10)}
+
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
@@ -146,6 +148,7 @@ def decode_manifest(text: bytes, where: str = "manifest") -> Manifest:
         manifest = msgspec.json.decode(text, type=Manifest)
     except msgspec.MsgspecError as error:
         raise ModelError(f"{where} is not a shard manifest that this version reads: {error}.") from None
+    _check_file_names(manifest, where)
     known = {run.sha256: run for run in manifest.runs}
     expected_first = 0
     for index, stage in enumerate(manifest.stages):
@@ -164,6 +167,18 @@ def decode_manifest(text: bytes, where: str = "manifest") -> Manifest:
     if expected_first != len(manifest.layers):
         raise ModelError(f"{where}: the stages do not cover all {len(manifest.layers)} layers; build the shards again.")
     return manifest
+
+
+def _check_file_names(manifest: Manifest, where: str) -> None:
+    """Every file can lie beside the others on any system: Windows reserves some names and ignores case."""
+    seen = {MANIFEST_NAME}
+    for entry in (*(file for stage in manifest.stages for file in (stage.graph, stage.weights)), *manifest.tokenizer):
+        folded = entry.name.lower()
+        if folded in seen or folded.endswith(".") or folded.partition(".")[0] in _WINDOWS_DEVICES:
+            raise ModelError(
+                f"{where}: the file name {entry.name} is used twice or not allowed; build the shards again."
+            )
+        seen.add(folded)
 
 
 def load_manifest(folder: Path) -> Manifest:
