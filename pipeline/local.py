@@ -209,6 +209,7 @@ class LocalPipeline:
         self._max_sequences = max_sequences
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._allowed_keys = tuple(allowed_keys)
+        self._stage_configs: list[StageConfig] = []
         self._start_timeout_s = start_timeout_s
 
     @property
@@ -239,6 +240,13 @@ class LocalPipeline:
             self.close()
             raise
 
+    def restart_stage(self, number: int) -> None:
+        """Start a stage that has ended again, with the key and the port that it had, and wait until it is ready."""
+        config = msgspec.structs.replace(self._stage_configs[number], port=self.stage_addresses[number].port)
+        self.stage_processes[number].stop(time.monotonic())
+        self.stage_processes[number] = ChildProcess("pipeline.stage", f"Stage {number}", config)
+        self.stage_processes[number].wait_until_ready(time.monotonic() + self._start_timeout_s)
+
     def close(self) -> None:
         """End all processes. Safe to call twice."""
         processes = [*([self.gateway_process] if self.gateway_process else []), *self.stage_processes]
@@ -248,6 +256,7 @@ class LocalPipeline:
         for process in processes:
             process.stop(deadline)
         self.stage_processes = []
+        self._stage_configs = []
         self.gateway_process = None
         self._gateway_address = None
         self.http_port = None
@@ -277,6 +286,7 @@ class LocalPipeline:
                 dynamic_quantization_group_size=0 if self._exact else None,
                 low_priority=False,
             )
+            self._stage_configs.append(config)
             self.stage_processes.append(ChildProcess("pipeline.stage", f"Stage {number}", config))
         self.stage_addresses = tuple(
             _address(f"stage-{number}", process.wait_until_ready(deadline), identity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import selectors
 import socket
@@ -73,8 +74,9 @@ class HttpServer:
         self._gateway = gateway
         self._defaults = load_sampling_defaults(shard_folder)
         self._on_failure = on_failure
-        self._server: uvicorn.Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = threading.Event()
+        self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def __enter__(self) -> HttpServer:
@@ -85,8 +87,10 @@ class HttpServer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopping.set()
-        if self._server is not None:
-            self._server.should_exit = True
+        if self._loop is not None:
+            # A loop that has ended by itself takes no more calls.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(STOP_TIMEOUT_S)
 
     def _run(self) -> None:
@@ -99,22 +103,29 @@ class HttpServer:
             self._on_failure(f"The HTTP API failed ({type(error).__name__}: {error}).")
 
     async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._stopping.is_set():
+            return
         client = GatewayClient(self._identity, self._gateway)
+        config = uvicorn.Config(
+            HttpApi(client, self._defaults).app(),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        stopped = asyncio.create_task(self._stopped.wait())
         try:
-            config = uvicorn.Config(
-                HttpApi(client, self._defaults).app(),
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=0,
-            )
-            self._server = uvicorn.Server(config)
-            if not self._stopping.is_set():
-                await self._server.serve(sockets=[self._listener])
+            await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # Without the gateway the answers that are on their way end, and the server has nothing to wait for.
             await client.close()
+            server.should_exit = True
+            stopped.cancel()
+            await serving
 
 
 def _selector_loop() -> asyncio.AbstractEventLoop:
