@@ -8,7 +8,7 @@ import socket as tcp
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import zmq
@@ -21,6 +21,7 @@ from fleet.socket_monitor import SocketMonitor
 from fleet.sockets import bind_tcp, curve_client_socket, curve_server_socket, endpoint_of, pick_address
 from fleet.zap import AllowList, authorised_sender, sender_key, start_zap
 
+BlockingContext: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 SERVER = Identity.generate()
 CLIENT = Identity.generate()
 STRANGER = Identity.generate()
@@ -38,21 +39,21 @@ class KeepingContext(zmq.Context[zmq.Socket[bytes]]):
 
 
 @pytest.fixture
-def server_context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+def server_context() -> Iterator[BlockingContext]:
     context = KeepingContext()
     yield context
     context.destroy(0)
 
 
 @pytest.fixture
-def client_context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+def client_context() -> Iterator[BlockingContext]:
     context = KeepingContext()
     yield context
     context.destroy(0)
 
 
 def connect(
-    context: zmq.Context[zmq.Socket[bytes]], port: int, identity: Identity, server_key: str = SERVER.public_key
+    context: BlockingContext, port: int, identity: Identity, server_key: str = SERVER.public_key
 ) -> zmq.Socket[bytes]:
     client = curve_client_socket(context, zmq.DEALER, identity, server_key)
     client.connect(f"tcp://127.0.0.1:{port}")
@@ -70,7 +71,9 @@ def wait_for_event(monitor: SocketMonitor, kinds: set[str], timeout_ms: int = DE
     pytest.fail(f"none of {kinds} within {timeout_ms} ms")
 
 
-def test_a_trusted_key_gets_in_and_is_known_per_frame(server_context: zmq.Context, client_context: zmq.Context) -> None:
+def test_a_trusted_key_gets_in_and_is_known_per_frame(
+    server_context: BlockingContext, client_context: BlockingContext
+) -> None:
     allow_list = AllowList([CLIENT.public_key])
     with start_zap(server_context, allow_list):
         server = curve_server_socket(server_context, zmq.ROUTER, SERVER)
@@ -91,7 +94,9 @@ def test_a_trusted_key_gets_in_and_is_known_per_frame(server_context: zmq.Contex
         assert client.poll(DEADLINE_MS)
 
 
-def test_without_a_zap_handler_everybody_is_refused(server_context: zmq.Context, client_context: zmq.Context) -> None:
+def test_without_a_zap_handler_everybody_is_refused(
+    server_context: BlockingContext, client_context: BlockingContext
+) -> None:
     server = curve_server_socket(server_context, zmq.ROUTER, SERVER)
     client = curve_client_socket(client_context, zmq.DEALER, CLIENT, SERVER.public_key)
     monitor = SocketMonitor(client)
@@ -104,7 +109,7 @@ def test_without_a_zap_handler_everybody_is_refused(server_context: zmq.Context,
 
 
 def test_a_stranger_is_refused_and_gets_in_after_approval_with_a_new_socket(
-    server_context: zmq.Context, client_context: zmq.Context
+    server_context: BlockingContext, client_context: BlockingContext
 ) -> None:
     allow_list = AllowList([CLIENT.public_key])
     with start_zap(server_context, allow_list):
@@ -122,7 +127,7 @@ def test_a_stranger_is_refused_and_gets_in_after_approval_with_a_new_socket(
         assert server.poll(DEADLINE_MS)
 
 
-def test_a_wrong_server_key_never_connects(server_context: zmq.Context, client_context: zmq.Context) -> None:
+def test_a_wrong_server_key_never_connects(server_context: BlockingContext, client_context: BlockingContext) -> None:
     with start_zap(server_context, AllowList([CLIENT.public_key])):
         server = curve_server_socket(server_context, zmq.ROUTER, SERVER)
         client = curve_client_socket(client_context, zmq.DEALER, CLIENT, STRANGER.public_key)
@@ -135,7 +140,7 @@ def test_a_wrong_server_key_never_connects(server_context: zmq.Context, client_c
         assert not server.poll(REFUSAL_MS)
 
 
-def test_plain_and_null_clients_are_refused(server_context: zmq.Context, client_context: zmq.Context) -> None:
+def test_plain_and_null_clients_are_refused(server_context: BlockingContext, client_context: BlockingContext) -> None:
     with start_zap(server_context, AllowList([CLIENT.public_key])):
         server = curve_server_socket(server_context, zmq.ROUTER, SERVER)
         port = bind_tcp(server, "127.0.0.1")
@@ -151,7 +156,7 @@ def test_plain_and_null_clients_are_refused(server_context: zmq.Context, client_
 
 
 def test_a_null_socket_in_the_fleet_domain_admits_nobody(
-    server_context: zmq.Context, client_context: zmq.Context
+    server_context: BlockingContext, client_context: BlockingContext
 ) -> None:
     with start_zap(server_context, AllowList([CLIENT.public_key])):
         server = server_context.socket(zmq.ROUTER)
@@ -163,7 +168,7 @@ def test_a_null_socket_in_the_fleet_domain_admits_nobody(
         assert not server.poll(REFUSAL_MS)
 
 
-def test_another_domain_is_refused(server_context: zmq.Context, client_context: zmq.Context) -> None:
+def test_another_domain_is_refused(server_context: BlockingContext, client_context: BlockingContext) -> None:
     with start_zap(server_context, AllowList([CLIENT.public_key])):
         server = curve_server_socket(server_context, zmq.ROUTER, SERVER, zap_domain="pairing")
         client = curve_client_socket(client_context, zmq.DEALER, CLIENT, SERVER.public_key)
@@ -186,20 +191,22 @@ def test_another_domain_is_refused(server_context: zmq.Context, client_context: 
         [b"1.0", b"7", b"fleet", b"127.0.0.1", b"", b"CURVE", bytes(32), b"more"],
     ],
 )
-def test_malformed_zap_requests_are_answered_with_400(server_context: zmq.Context, request_frames: list[bytes]) -> None:
+def test_malformed_zap_requests_are_answered_with_400(
+    server_context: BlockingContext, request_frames: list[bytes]
+) -> None:
     with start_zap(server_context, AllowList()) as handler:
         assert handler.answer(request_frames)[2] == b"400"
 
 
 def test_the_handler_ends_with_its_context_and_closes_twice() -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context: BlockingContext = zmq.Context()
     handler = start_zap(context, AllowList())
     with pytest.raises(zmq.ZMQError):
         start_zap(context, AllowList())
     context.term()
     handler.close()
     handler.close()
-    other: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    other: BlockingContext = zmq.Context()
     first = start_zap(other, AllowList())
     first.close()
     start_zap(other, AllowList()).close()
@@ -226,7 +233,7 @@ def test_zap_serves_an_asyncio_context() -> None:
     assert asyncio.run(talk()) == (b"hello", CLIENT.public_key)
 
 
-def test_an_eavesdropper_reads_nothing(server_context: zmq.Context, client_context: zmq.Context) -> None:
+def test_an_eavesdropper_reads_nothing(server_context: BlockingContext, client_context: BlockingContext) -> None:
     secret = b"the capital of France is Paris. " * 40
     captured = bytearray()
     with start_zap(server_context, AllowList([CLIENT.public_key])), tcp.create_server(("127.0.0.1", 0)) as listener:
@@ -263,7 +270,7 @@ def test_an_eavesdropper_reads_nothing(server_context: zmq.Context, client_conte
 
 
 def test_an_oversized_message_is_not_delivered_and_the_server_lives_on(
-    server_context: zmq.Context, client_context: zmq.Context
+    server_context: BlockingContext, client_context: BlockingContext
 ) -> None:
     with start_zap(server_context, AllowList([CLIENT.public_key, STRANGER.public_key])):
         server = curve_server_socket(server_context, zmq.ROUTER, SERVER, max_message_bytes=1000)
@@ -276,14 +283,14 @@ def test_an_oversized_message_is_not_delivered_and_the_server_lives_on(
         assert not server.poll(300)
 
 
-def test_a_router_says_when_a_peer_is_gone(server_context: zmq.Context) -> None:
+def test_a_router_says_when_a_peer_is_gone(server_context: BlockingContext) -> None:
     server = curve_server_socket(server_context, zmq.ROUTER, SERVER)
     with pytest.raises(zmq.ZMQError) as raised:
         server.send_multipart([b"nobody", b"hello"])
     assert raised.value.errno == zmq.EHOSTUNREACH
 
 
-def test_a_taken_port_is_a_sentence(server_context: zmq.Context) -> None:
+def test_a_taken_port_is_a_sentence(server_context: BlockingContext) -> None:
     port = bind_tcp(curve_server_socket(server_context, zmq.ROUTER, SERVER), "127.0.0.1")
     with pytest.raises(UnreachableError, match=f"port {port}"):
         bind_tcp(curve_server_socket(server_context, zmq.ROUTER, SERVER), "127.0.0.1", port)
