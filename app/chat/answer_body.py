@@ -51,6 +51,10 @@ class AnswerBody(QWidget):
     def code_blocks(self) -> list[str]:
         return [view.text() for view in self._views if isinstance(view, CodeBlock)]
 
+    def prose(self) -> list[str]:
+        """The texts between the code blocks, as they are read."""
+        return [view.toPlainText() for view in self._views if isinstance(view, MarkdownView)]
+
     def _add(self, segment: Segment) -> None:
         view: MarkdownView | CodeBlock
         if segment.language is not None:

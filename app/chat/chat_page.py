@@ -55,6 +55,7 @@ class ChatPage(QWidget):
         self._last_answer: AnswerWidget | None = None
         self._chooser = QComboBox(self)
         self._chooser.setAccessibleName(self.tr("Model to talk to"))
+        self._chooser.view().setAccessibleName(self.tr("Models that are ready"))
         self._chooser.setMinimumWidth(self.fontMetrics().averageCharWidth() * 34)
         self._chooser.currentIndexChanged.connect(self._show_state)
         self._state = StateLabel(self)

@@ -111,14 +111,14 @@ class MarkdownView(QTextBrowser):
 
     def _replace(self, markdown: str) -> None:
         """Set the document and keep what the person has selected in its unchanged beginning."""
-        before = self.textCursor()
+        anchor, position = self.textCursor().anchor(), self.textCursor().position()
         self.document().setMarkdown(markdown, MARKDOWN_FEATURES)
         last = max(self.document().characterCount() - 1, 0)
-        if before.hasSelection():
-            after = self.textCursor()
-            after.setPosition(min(before.anchor(), last))
-            after.setPosition(min(before.position(), last), QTextCursor.MoveMode.KeepAnchor)
-            self.setTextCursor(after)
+        if anchor != position:
+            cursor = self.textCursor()
+            cursor.setPosition(min(anchor, last))
+            cursor.setPosition(min(position, last), QTextCursor.MoveMode.KeepAnchor)
+            self.setTextCursor(cursor)
 
     def _append(self, text: str, *, new_block: bool) -> None:
         if not text:

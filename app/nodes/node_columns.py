@@ -51,7 +51,10 @@ def memory_of(node: NodeView) -> MemoryShare | None:
 
 @dataclass(frozen=True)
 class NodeColumn:
-    """One column. ``sort_key`` values of a column compare with each other."""
+    """One column. ``sort_key`` values of a column compare with each other.
+
+    Numbers to sort by are floats: Qt compares two integers as 32-bit ones where the left one fits.
+    """
 
     key: str
     title: Callable[[], str]
@@ -145,7 +148,7 @@ COLUMNS: tuple[NodeColumn, ...] = (
         "state",
         lambda: QCoreApplication.translate("NodeTable", "State"),
         lambda node: words.node_state(node.state).text,
-        lambda node: _STATE_ORDER.index(node.state),
+        lambda node: float(_STATE_ORDER.index(node.state)),
         lambda node: node.detail,
     ),
     NodeColumn(
@@ -159,7 +162,7 @@ COLUMNS: tuple[NodeColumn, ...] = (
         "memory",
         lambda: QCoreApplication.translate("NodeTable", "Memory"),
         _memory_text,
-        lambda node: (memory.free_bytes or 0) if (memory := memory_of(node)) is not None else -1,
+        lambda node: float(memory.free_bytes or 0) if (memory := memory_of(node)) is not None else -1.0,
         _memory_tooltip,
     ),
     NodeColumn(

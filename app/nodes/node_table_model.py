@@ -26,6 +26,13 @@ _NO_PARENT = QModelIndex()
 _STATE_COLUMN = next(number for number, column in enumerate(COLUMNS) if column.key == "state")
 _MEMORY_COLUMN = next(number for number, column in enumerate(COLUMNS) if column.key == "memory")
 
+_Cells = tuple[tuple[str, str], ...]
+"""Text and tooltip of every cell of a row."""
+
+
+def _cells_of(node: NodeView) -> _Cells:
+    return tuple((column.text(node), column.tooltip(node)) for column in COLUMNS)
+
 
 class NodeTableModel(QAbstractTableModel):
     """One row per node, in the order in which they were first seen."""
@@ -33,6 +40,7 @@ class NodeTableModel(QAbstractTableModel):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._nodes: list[NodeView] = []
+        self._cells: list[_Cells] = []
         self._rows: dict[NodeId, int] = {}
         theme().changed.connect(self._retint)
 
@@ -42,7 +50,7 @@ class NodeTableModel(QAbstractTableModel):
         for row in range(len(self._nodes) - 1, -1, -1):
             if self._nodes[row].id not in wanted:
                 self.beginRemoveRows(_NO_PARENT, row, row)
-                del self._nodes[row]
+                del self._nodes[row], self._cells[row]
                 self.endRemoveRows()
         self._rows = {node.id: row for row, node in enumerate(self._nodes)}
         for row, old in enumerate(self._nodes):
@@ -52,6 +60,7 @@ class NodeTableModel(QAbstractTableModel):
             first = len(self._nodes)
             self.beginInsertRows(_NO_PARENT, first, first + len(new) - 1)
             self._nodes.extend(new)
+            self._cells.extend(map(_cells_of, new))
             self._rows.update({node.id: first + offset for offset, node in enumerate(new)})
             self.endInsertRows()
 
@@ -81,7 +90,7 @@ class NodeTableModel(QAbstractTableModel):
             return None
         node, column = self._nodes[index.row()], COLUMNS[index.column()]
         if role == Qt.ItemDataRole.DisplayRole:
-            return column.text(node)
+            return self._cells[index.row()][index.column()][0]
         if role == SORT_ROLE:
             return column.sort_key(node)
         if role == Qt.ItemDataRole.ToolTipRole:
@@ -106,12 +115,9 @@ class NodeTableModel(QAbstractTableModel):
     def _change(self, row: int, old: NodeView, new: NodeView) -> None:
         if old == new:
             return
-        self._nodes[row] = new
-        changed = [
-            number
-            for number, column in enumerate(COLUMNS)
-            if column.text(old) != column.text(new) or column.tooltip(old) != column.tooltip(new)
-        ]
+        before, after = self._cells[row], _cells_of(new)
+        self._nodes[row], self._cells[row] = new, after
+        changed = [number for number in range(len(COLUMNS)) if before[number] != after[number]]
         if old.state != new.state:
             changed = [0, len(COLUMNS) - 1]  # a lost node's whole row is drawn in another colour
         if changed:

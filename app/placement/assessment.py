@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.placement.draft import PlacementDraft
-from fleet.placement import Placement, PlannedStage
+from fleet.manifest import Manifest
+from fleet.placement import Placement, PlannedStage, assess_cuts, problem_of
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,9 @@ class Assessment:
 
     def over_budget(self, stage: int) -> bool:
         return self.stages[stage].needed_bytes > self.stages[stage].budget_bytes
+
+
+def assess(manifest: Manifest, draft: PlacementDraft, demand: Demand) -> Assessment:
+    """What the draft needs for this demand, whether it fits or not."""
+    placement = assess_cuts(manifest, draft.nodes, draft.cuts, demand.context_tokens, demand.users)
+    return Assessment(draft, placement, problem_of(placement))

@@ -29,6 +29,7 @@ class ModelBar(Card):
         super().__init__(parent, margin=12)
         self._recent = QComboBox(self)
         self._recent.setAccessibleName(self.tr("Model"))
+        self._recent.view().setAccessibleName(self.tr("Models used lately"))
         self._recent.setPlaceholderText(self.tr("No model chosen yet"))
         self._recent.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self._recent.setMinimumContentsLength(24)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import gc
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +17,12 @@ os.environ["QT_QPA_PLATFORM"] = "offscreen"
 
 from app.display import qt_fault
 from fleet.control_messages import DeploymentId, Progress, StageState, StageStatus
-from fleet.node import Device, Inventory, LiveLoad, NodeId
-from fleet.views import DeploymentState, DeploymentView, NodeState, NodeView, StageProgress
+from fleet.errors import PacelineError
+from fleet.identity import Identity
+from fleet.manifest import KvPrecision
+from fleet.node import Device, Inventory, LiveLoad, NodeId, PeerAddress
+from fleet.placement import Placement, PlacementNode
+from fleet.views import DeploymentState, DeploymentView, FleetView, NodeState, NodeView, StageProgress
 
 _FAULT = qt_fault("offscreen")
 _FREE_OF_QT = {"test_conversation.py", "test_display.py", "test_draft.py", "test_segments.py", "test_tokens.py"}
@@ -119,3 +128,90 @@ def make_deployment() -> Callable[..., DeploymentView]:
         )
 
     return make
+
+
+class PlayedController:
+    """Plays the fleet's controller: remembers what it is asked, and says what the test wants."""
+
+    def __init__(self) -> None:
+        self.identity = Identity.generate()
+        self.view = FleetView()
+        self.callbacks: list[Callable[[FleetView], None]] = []
+        self.asked: list[tuple[str, object]] = []
+        self.error: PacelineError | None = None
+        self.nodes: list[PlacementNode] = []
+
+    def subscribe(self, callback: Callable[[FleetView], None]) -> object:
+        self.callbacks.append(callback)
+        return callback
+
+    def publish(self, view: FleetView) -> None:
+        self.view = view
+        for callback in self.callbacks:
+            callback(view)
+
+    def create_token(self, uses: int, expires_s: float) -> str:
+        self._take("token", (uses, expires_s))
+        return "paceline-token"
+
+    def placement_nodes(self) -> list[PlacementNode]:
+        return self.nodes
+
+    def gateway_address(self, deployment: DeploymentId) -> PeerAddress:
+        return PeerAddress("pc-0", ("127.0.0.1",), 40000, self.identity.public_key)
+
+    async def deploy(
+        self, shard_folder: Path, placement: Placement, *, kv_precision: KvPrecision, http_port: int = 0
+    ) -> DeploymentId:
+        self._take("deploy", (shard_folder, placement))
+        return DeploymentId(f"{7:012x}")
+
+    async def cancel(self, deployment: DeploymentId) -> None:
+        self._take("cancel", deployment)
+
+    async def undeploy(self, deployment: DeploymentId) -> None:
+        self._take("undeploy", deployment)
+
+    def _take(self, what: str, about: object) -> None:
+        if self.error is not None:
+            raise self.error
+        self.asked.append((what, about))
+
+
+class PlayedNetwork:
+    """A real thread with a real selector loop, around a played controller."""
+
+    def __init__(self) -> None:
+        self.controller = PlayedController()
+        self.loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="played network", daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(10)
+            self.loop.close()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def collect_in_this_thread() -> Iterator[None]:
+    """As in the program: Qt objects in cyclic garbage must not be destroyed by the network's thread."""
+    gc.disable()
+    yield
+    gc.collect()
+    gc.enable()
+
+
+@pytest.fixture
+def network() -> Iterator[PlayedNetwork]:
+    played = PlayedNetwork()
+    yield played
+    played.close()
