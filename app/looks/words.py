@@ -31,7 +31,7 @@ def node_state(state: NodeState) -> Wording:
         "found": Wording(translate("Words", "Found, not enrolled"), "state-new", "planned"),
         "connecting": Wording(translate("Words", "Connecting"), "state-busy", "planned"),
         "ready": Wording(translate("Words", "Ready"), "state-ok", "ok"),
-        "paused": Wording(translate("Words", "Paused by its owner"), "state-paused", "warning"),
+        "paused": Wording(translate("Words", "Paused by owner"), "state-paused", "warning"),
         "suspect": Wording(translate("Words", "Slow to answer"), "state-warning", "warning"),
         "lost": Wording(translate("Words", "Lost"), "state-error", "error"),
         "refused": Wording(translate("Words", "Refused"), "state-error", "error"),

@@ -27,7 +27,7 @@ from app.nodes.node_filter import NodeFilter
 from app.nodes.node_table_model import NODE_ROLE, NodeTableModel
 from fleet.views import FleetView, NodeView
 
-_COLUMN_CHARACTERS = {"name": 12, "state": 18, "address": 12, "memory": 21, "cpu": 18, "gpu": 18, "npu": 10}
+_COLUMN_CHARACTERS = {"name": 12, "state": 17, "address": 12, "memory": 20, "cpu": 18, "gpu": 17, "npu": 8}
 
 
 class FleetPage(QWidget):

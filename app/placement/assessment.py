@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.placement.draft import PlacementDraft
 from fleet.manifest import Manifest
-from fleet.placement import Placement, PlannedStage, assess_cuts, problem_of
+from fleet.placement import Placement, PlannedStage, assess_cuts
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,18 @@ class Demand:
 
 @dataclass(frozen=True)
 class Assessment:
-    """A draft with what the planner says of it. ``problem`` is empty where it fits."""
+    """A draft with what the planner says of it."""
 
     draft: PlacementDraft
     placement: Placement
-    problem: str
 
     @property
     def stages(self) -> tuple[PlannedStage, ...]:
         return self.placement.stages
+
+    @property
+    def fits(self) -> bool:
+        return not any(map(self.over_budget, range(len(self.stages))))
 
     def over_budget(self, stage: int) -> bool:
         return self.stages[stage].needed_bytes > self.stages[stage].budget_bytes
@@ -35,5 +38,4 @@ class Assessment:
 
 def assess(manifest: Manifest, draft: PlacementDraft, demand: Demand) -> Assessment:
     """What the draft needs for this demand, whether it fits or not."""
-    placement = assess_cuts(manifest, draft.nodes, draft.cuts, demand.context_tokens, demand.users)
-    return Assessment(draft, placement, problem_of(placement))
+    return Assessment(draft, assess_cuts(manifest, draft.nodes, draft.cuts, demand.context_tokens, demand.users))

@@ -16,7 +16,7 @@ from app.placement.assessment import Assessment, assess
 from app.placement.builder_process import BuilderProcess
 from app.placement.draft import PlacementDraft
 from app.placement.model_source import ModelSource, read_source, shard_folder_for
-from app.placement.placement_page import PlacementPage
+from app.placement.placement_page import PlacementPage, problem_text
 from app.settings import Settings
 from app.task_group import TaskGroup
 from fleet.build_messages import BuildDone, BuildProgress, BuildRequest
@@ -152,8 +152,8 @@ class PlacementFlow(QObject):
                 self._source, assessment.draft.cuts, len(assessment.draft.nodes)
             )
             assessment = assess(manifest, assessment.draft, self._page.demand)
-        if assessment.problem:
-            raise PlacementError(assessment.problem)
+        if not assessment.fits:
+            raise PlacementError(problem_text(assessment))
         self.deployed.emit(await self._bridge.deploy(shards, assessment.placement, manifest.kv_precision))
 
     async def _build(self, source: ModelSource, cuts: Sequence[int] | None, stages: int) -> tuple[Path, Manifest]:
@@ -205,7 +205,7 @@ class PlacementFlow(QObject):
         why = "" if same_cut or self._source is not None else self._other_cut_text(manifest)
         self._page.set_action(
             self.tr("Deploy") if same_cut else self.tr("Build and deploy"),
-            enabled=not self._busy and not assessment.problem and not why,
+            enabled=not self._busy and assessment.fits and not why,
             why=why,
         )
 

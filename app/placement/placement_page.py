@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QItemSelectionModel, Qt, Signal
+from PySide6.QtCore import QCoreApplication, QItemSelectionModel, Qt, Signal
 from PySide6.QtGui import QUndoStack
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from app.looks import words
 from app.looks.widgets import Banner, Card, EmptyState, StateLabel, ThemedButton, heading, muted, primary_button
 from app.looks.words import Wording
 from app.placement.assessment import Assessment, Demand
@@ -35,6 +36,25 @@ from fleet.node import NodeId
 from fleet.views import FleetView
 
 _STEP_KEY = 1000
+
+
+def problem_text(assessment: Assessment) -> str:
+    """Which PCs are over their budget, by how much, and what to do; empty where everything fits."""
+    translate = QCoreApplication.translate
+    parts = [
+        translate("PlacementPage", "{node} needs {need} for {layers} and has {budget}: {excess} too much.").format(
+            node=stage.node_name,
+            need=words.size(stage.needed_bytes),
+            layers=words.layer_range(stage.first_layer, stage.end_layer),
+            budget=words.size(stage.budget_bytes),
+            excess=words.size(stage.needed_bytes - stage.budget_bytes),
+        )
+        for number, stage in enumerate(assessment.stages)
+        if assessment.over_budget(number)
+    ]
+    if parts:
+        parts.append(translate("PlacementPage", "Move layers to another PC, or lower context or users."))
+    return " ".join(parts)
 
 
 class PlacementPage(QWidget):
@@ -124,9 +144,9 @@ class PlacementPage(QWidget):
         self._verdict.setVisible(assessment is not None)
         if assessment is None:
             self._reason.setText("")
-        elif assessment.problem:
+        elif not assessment.fits:
             self._verdict.set_wording(Wording(self.tr("Does not fit"), "state-error", "error"))
-            self._reason.setText(assessment.problem)
+            self._reason.setText(problem_text(assessment))
         else:
             self._verdict.set_wording(Wording(self.tr("Fits"), "state-ok", "ok"))
             self._reason.setText(left_out)
