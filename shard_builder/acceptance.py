@@ -15,7 +15,7 @@ from shard_builder.chain import run_chain
 from shard_builder.reference import CALLS, make_reference
 from shard_builder.reporting import Reporter
 from shard_builder.verification import reference_head
-from shard_builder.whole_model import distance_to_untouched, lacks_gathers, whole_model
+from shard_builder.whole_model import distance_to_untouched, has_incomplete_caches, whole_model
 
 WRONG_LOGITS = 1e-2
 """In f32 a right cut gives the same logits to the bit; a difference of this size means that the cut is wrong."""
@@ -31,16 +31,16 @@ def accept(core: ov.Core, analysis: Analysis, folder: Path, manifest: Manifest, 
     """
     reporter.report("verify", 0.0)
     tick = reporter.steps("verify", len(CALLS) * (len(manifest.stages) + 1) + 1)
-    injected = lacks_gathers(analysis)
+    completed = has_incomplete_caches(analysis)
     # The untouched model's unfused attention keeps its cache in f32, so only at f32 the two can be compared.
-    precision: KvPrecision = "f32" if injected else manifest.kv_precision
+    precision: KvPrecision = "f32" if completed else manifest.kv_precision
     notes = list(manifest.notes)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         head = reference_head(manifest, DEVICE, precision)
         reference = make_reference(core, whole_model(core, analysis), head, Path(scratch), tick)
-        if injected:
+        if completed:
             distance = distance_to_untouched(core, analysis.source.graph, reference)
-            notes.append(_describe_injection(distance))
+            notes.append(_describe_completion(distance))
             _refuse_wrong(analysis, distance or 0.0)
         result = run_chain(core, folder, manifest.stages, reference, DEVICE, precision, tick)
         del reference
@@ -61,15 +61,15 @@ def accept(core: ov.Core, analysis: Analysis, folder: Path, manifest: Manifest, 
     return msgspec.structs.replace(manifest, stages=stages, verification=verification, notes=tuple(notes))
 
 
-def _describe_injection(distance: float | None) -> str:
+def _describe_completion(distance: float | None) -> str:
     found = (
-        "it does not run without on this PC's CPU"
+        "as it is it does not run on this PC's CPU"
         if distance is None
-        else f"without, its logits differ by up to {distance:.3g}, as its attention is not fused then"
+        else f"as it is its attention is not fused, and its logits differ by up to {distance:.3g}"
     )
     return (
-        "The model has no Gather by beam_idx behind its KV caches; the shards got one, and so did the whole model that "
-        f"they were compared with ({found})."
+        "The model's KV caches have no Gather by beam_idx or no value to start from; the shards got them, and so did "
+        f"the whole model that they were compared with ({found})."
     )
 
 

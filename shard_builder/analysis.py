@@ -10,7 +10,17 @@ import openvino as ov
 
 from fleet.errors import ModelError
 from shard_builder.description import Description, describe
-from shard_builder.layers import LayerMap, StagePlan, State, Tensor, find_layers, layers_exit, plan_stage, readers
+from shard_builder.layers import (
+    LayerMap,
+    StagePlan,
+    State,
+    Tensor,
+    describe_entangled,
+    find_layers,
+    layers_exit,
+    plan_stage,
+    readers,
+)
 from shard_builder.opened_model import OpenedModel, cache_pattern, language_model_ports, open_model
 from shard_builder.shapes import BATCH, SEQUENCE, Dimension, probe
 from shard_builder.sources import Source
@@ -58,7 +68,7 @@ def analyse(core: ov.Core, source: Source) -> Analysis:
     opened = open_model(core, source.graph)
     token_input, logits = language_model_ports(opened, source.folder)
     layers = find_layers(opened.graph, token_input, logits)
-    hidden_size = _static_last_dimension(opened, layers.entries[0], "hidden state")
+    hidden_size = _static_last_dimension(opened, layers.entries[0], "hidden state", describe_entangled(layers))
     vocabulary_size = _static_last_dimension(opened, logits, "logits")
     elements = []
     for group in layers.states:
@@ -77,18 +87,21 @@ def analyse(core: ov.Core, source: Source) -> Analysis:
     )
 
 
-def _static_last_dimension(opened: OpenedModel, tensor: Tensor, what: str) -> int:
+def _static_last_dimension(opened: OpenedModel, tensor: Tensor, what: str, remark: str = "") -> int:
     shape = opened.operations[tensor.node].get_output_partial_shape(max(tensor.port, 0))
     if shape.rank.is_dynamic or len(shape) != 3 or shape[2].is_dynamic:
-        raise ModelError(f"The model's {what} is not of the form [batch, sequence, width]; it cannot be cut.")
+        raise ModelError(f"The model's {what} is not of the form [batch, sequence, width]; it cannot be cut.{remark}")
     width: int = shape[2].get_length()
     return width
 
 
-def choose_boundaries(layer_count: int, stages: int | None, cuts: Sequence[int] | None) -> tuple[int, ...]:
+def choose_boundaries(
+    layer_count: int, stages: int | None, cuts: Sequence[int] | None, remark: str = ""
+) -> tuple[int, ...]:
     """The first layer of every stage, and the number of layers at the end.
 
-    With ``stages`` the layers are shared out evenly, earlier stages taking the odd ones.
+    With ``stages`` the layers are shared out evenly, earlier stages taking the odd ones. ``remark`` is added to what is
+    said where the model has too few layers.
 
     Raises:
         ModelError: neither or both are given, there are more stages than layers, or the cuts are not in order.
@@ -97,14 +110,21 @@ def choose_boundaries(layer_count: int, stages: int | None, cuts: Sequence[int] 
         raise ModelError("Say either how many stages to make or where to cut, not both.")
     if stages is not None:
         if not 1 <= stages <= layer_count:
-            raise ModelError(f"The model has {layer_count} layers, so it can be cut into 1 to {layer_count} stages.")
+            raise ModelError(f"The model has {_layers(layer_count)}, so it cannot be cut into {stages} stages.{remark}")
         share, odd = divmod(layer_count, stages)
         return tuple(stage * share + min(stage, odd) for stage in range(stages + 1))
     boundaries = (0, *(cuts or ()), layer_count)
     if any(one >= two for one, two in itertools.pairwise(boundaries)):
         listed = ", ".join(str(cut) for cut in cuts or ())
-        raise ModelError(f"The cuts {listed} do not rise from 1 to {layer_count - 1}, the model's last layer.")
+        raise ModelError(
+            f"The cuts {listed} must rise and lie between 1 and {layer_count - 1}: the model has "
+            f"{_layers(layer_count)}.{remark}"
+        )
     return boundaries
+
+
+def _layers(count: int) -> str:
+    return f"{count} layers" if count > 1 else "one layer"
 
 
 @dataclass(frozen=True)

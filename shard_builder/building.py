@@ -25,7 +25,7 @@ from fleet.manifest import (
 )
 from shard_builder.acceptance import accept
 from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
-from shard_builder.layers import StagePlan
+from shard_builder.layers import StagePlan, describe_entangled
 from shard_builder.manifest_parts import describe_layers, model_id
 from shard_builder.opened_model import cache_pattern, open_model
 from shard_builder.reference import CALLS
@@ -75,7 +75,8 @@ def build(
     reporter.report("analyse", 0.0)
     core = ov.Core()
     analysis = analyse(core, source)
-    boundaries = choose_boundaries(len(analysis.layers.entries), stages, cuts)
+    remark = describe_entangled(analysis.layers)
+    boundaries = choose_boundaries(len(analysis.layers.entries), stages, cuts, remark)
     cut = plan_cut(core, analysis, boundaries)
     reporter.report("analyse", 1.0)
     scratch = _make_scratch(output)

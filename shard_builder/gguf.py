@@ -17,6 +17,7 @@ from fleet.errors import ModelError
 MAGIC = b"GGUF"
 MAX_ENTRIES = 1 << 20
 MAX_TEXT_BYTES = 64 << 20
+MAX_ARRAY_DEPTH = 4
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _ARRAY = 8, 9
 _BLOCKS = {
@@ -102,7 +103,9 @@ class _Reader:
             elements = prod(self._scalar("<Q") for _ in range(self._scalar("<I")))
             block, block_bytes = _BLOCKS[self._scalar("<I")]
             end = max(end, self._scalar("<Q") + -(-elements // block) * block_bytes)
-        alignment = int(metadata.get("general.alignment", 32))
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise ValueError("no alignment")
         start = -(-self._at // alignment) * alignment
         return GgufHead(metadata, start + end)
 
@@ -125,10 +128,12 @@ class _Reader:
     def _text(self) -> str:
         return self._take(self._scalar("<Q")).decode()
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == _TEXT:
             return self._take(self._scalar("<Q")).decode(errors="replace")
         if kind == _ARRAY:
+            if depth == MAX_ARRAY_DEPTH:
+                raise ValueError("arrays within arrays")
             item, count = self._scalar("<I"), self._count()
-            return [self._value(item) for _ in range(count)]
+            return [self._value(item, depth + 1) for _ in range(count)]
         return self._scalar(_SCALARS[kind])

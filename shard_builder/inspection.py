@@ -8,11 +8,10 @@ from pathlib import Path
 import msgspec
 import openvino as ov
 
-from fleet.manifest import MANIFEST_NAME, FileEntry, KvPrecision, Layer, Manifest, Stage, Verification, load_manifest
+from fleet.manifest import MANIFEST_NAME, FileEntry, KvPrecision, Layer, Manifest, Verification, load_manifest
 from shard_builder.analysis import analyse
 from shard_builder.manifest_parts import KV_BYTES, describe_layers
 from shard_builder.sources import open_source
-from shard_builder.weights import EMBEDDING_PART
 
 
 class FusedAttention(msgspec.Struct, frozen=True):
@@ -48,9 +47,9 @@ class Inspection(msgspec.Struct, frozen=True):
     """The one at which the layers' ``kv_bytes_per_token`` are given."""
     layers: tuple[Layer, ...]
     embedding_bytes: int
-    """What the first stage holds besides its layers."""
+    """The embedding and what it or several layers share with other parts: what the first stage holds besides layers."""
     head_bytes: int
-    """What the last stage holds besides its layers; a tied embedding counts here and there."""
+    """The same for the head and the last stage; a tied embedding counts here and there."""
     stages: tuple[InspectedStage, ...]
     verification: Verification | None
 
@@ -79,7 +78,7 @@ def inspect(
     precision = kv_precision or "f16"
     source = open_source(path, work_folder, cancelled or (lambda: False))
     analysis = analyse(ov.Core(), source)
-    head = len(analysis.layers.entries)
+    count = len(analysis.layers.entries)
     return Inspection(
         name=source.name,
         model_id="",
@@ -89,8 +88,8 @@ def inspect(
         context_tokens=analysis.description.context_tokens,
         kv_precision=precision,
         layers=describe_layers(analysis, precision),
-        embedding_bytes=sum(run.bytes for run in analysis.runs if EMBEDDING_PART in run.parts),
-        head_bytes=sum(run.bytes for run in analysis.runs if head in run.parts),
+        embedding_bytes=sum(run.bytes for run in analysis.runs if run.kind(count)[0] in ("embedding", "shared")),
+        head_bytes=sum(run.bytes for run in analysis.runs if run.kind(count)[0] in ("head", "shared")),
         stages=(),
         verification=None,
     )
@@ -112,8 +111,8 @@ def inspect_manifest(manifest: Manifest, kv_precision: KvPrecision | None = None
         context_tokens=manifest.context_tokens,
         kv_precision=precision,
         layers=layers,
-        embedding_bytes=_beside_layers(manifest, manifest.stages[0], "embedding"),
-        head_bytes=_beside_layers(manifest, manifest.stages[-1], "head"),
+        embedding_bytes=sum(run.bytes for run in manifest.runs if run.kind in ("embedding", "shared")),
+        head_bytes=sum(run.bytes for run in manifest.runs if run.kind in ("head", "shared")),
         stages=tuple(
             InspectedStage(
                 stage=stage.stage,
@@ -127,9 +126,3 @@ def inspect_manifest(manifest: Manifest, kv_precision: KvPrecision | None = None
         ),
         verification=manifest.verification,
     )
-
-
-def _beside_layers(manifest: Manifest, stage: Stage, kind: str) -> int:
-    """Bytes of a stage's embedding or head, and of what that shares with other parts."""
-    runs = [manifest.run(place.sha256) for place in stage.runs]
-    return sum(run.bytes for run in runs if run.kind in (kind, "shared"))

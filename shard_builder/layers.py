@@ -101,7 +101,7 @@ def find_layers(graph: Graph, token_input: int, logits: Tensor) -> LayerMap:
 
 
 def find_states(graph: Graph) -> list[State]:
-    """All variables, in the order in which they are read.
+    """All variables, in an order in which a later one's value may derive from an earlier one's but not the reverse.
 
     Raises:
         ModelError: a variable is read or stored more than once, or is never stored.
@@ -117,7 +117,23 @@ def find_states(graph: Graph) -> list[State]:
     if set(reads) != set(assigns):
         odd = sorted(set(reads) ^ set(assigns))[0]
         raise ModelError(f"The state '{odd}' is read or stored but not both; the model cannot be cut.")
-    return [State(variable, read, assigns[variable]) for variable, read in reads.items()]
+    states = [State(variable, read, assigns[variable]) for variable, read in reads.items()]
+    return sorted(states, key=lambda state: graph.nodes[state.assign].inputs[0])
+
+
+def describe_entangled(layers: LayerMap) -> str:
+    """A sentence on layers that cannot be cut apart, led by a space; empty where there are none.
+
+    They are told by holding more states than others, or where all of them are entangled, more than a key and a value.
+    """
+    usual = min(2, *(len(group) for group in layers.states)) if len(layers.states) > 1 else 2
+    for group in layers.states:
+        if len(group) > usual:
+            return (
+                f" What holds the states '{group[0].variable}' to '{group[-1].variable}' counts as one layer, because "
+                "more than one tensor leads from part to part there."
+            )
+    return ""
 
 
 @dataclass(frozen=True)

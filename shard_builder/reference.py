@@ -32,13 +32,11 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 CALLS = (
     Call(1, starts=True),
     Call(1),
-    Call(1),
     Call(24, starts=True),
-    *(Call(1) for _ in range(4)),
+    Call(1),
+    Call(1),
     Call(6),
     Call(1),
-    Call(40, starts=True),
-    Call(3),
 )
 """A prompt of one token, one of a few, single steps, and chunks after a past."""
 
@@ -70,7 +68,7 @@ class Reference:
         path = self.folder / _logits_name(call)
         try:
             stored: NDArray[np.float32] = np.load(path, mmap_mode="r")
-        except (OSError, ValueError):
+        except (OSError, ValueError, EOFError):
             raise ModelError(
                 f"The reference {path} is missing or damaged; remove its folder and check again."
             ) from None

@@ -1,8 +1,8 @@
 """The whole model that the shards are compared with.
 
-A model whose caches lack the Gather by beam_idx gets it here as its shards do: without it the plugins compute attention
-in another order, so that nothing could be compared to the bit. How far that model is from the untouched one is measured
-apart.
+A model whose caches lack the Gather by beam_idx, or a value to start from, gets them here as its shards do: without
+them it does not run, or computes attention in another order, so that nothing could be compared to the bit. How far that
+model is from the untouched one is measured apart.
 """
 
 from __future__ import annotations
@@ -20,20 +20,24 @@ from shard_builder.reference import Reference, exact_properties, input_names, ru
 from shard_builder.surgery import StageSurgeon
 
 
-def lacks_gathers(analysis: Analysis) -> bool:
-    """Whether a cache of the model is not reordered by beam."""
-    patterns = [cache_pattern(analysis.opened, state) for state in analysis.states]
-    return any(pattern is not None and pattern.gather is None for pattern in patterns)
+def has_incomplete_caches(analysis: Analysis) -> bool:
+    """Whether a KV cache of the model is not reordered by beam, or starts undefined."""
+    opened = analysis.opened
+    for state in analysis.states:
+        pattern = cache_pattern(opened, state)
+        if pattern is not None and (pattern.gather is None or not opened.operations[state.read].get_input_size()):
+            return True
+    return False
 
 
 def whole_model(core: ov.Core, analysis: Analysis) -> ov.Model:
-    """The model as one piece, with a Gather by beam_idx behind every cache.
+    """The model as one piece, with its KV caches made complete.
 
     Raises:
         ModelError: its file cannot be read any more.
     """
     opened = open_model(core, analysis.source.graph)
-    if not lacks_gathers(analysis):
+    if not has_incomplete_caches(analysis):
         return opened.model
     plan = plan_stage(analysis.layers, 0, len(analysis.layers.entries))
     return StageSurgeon(opened, analysis.layers, plan, {}, analysis.hidden_size).operate("whole").model
@@ -42,7 +46,8 @@ def whole_model(core: ov.Core, analysis: Analysis) -> ov.Model:
 def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference) -> float | None:
     """Largest difference between the untouched model's logits and the reference's; None where it does not run.
 
-    OpenVINO's GGUF reader makes graphs that only run with the attention fused, and so not without the Gather.
+    A cache that starts undefined does not run on the CPU, and OpenVINO's GGUF reader makes graphs that only run with
+    the attention fused, and so not without the Gather.
 
     Raises:
         ModelError: the file cannot be read any more.

@@ -1,0 +1,163 @@
+"""A decoder small enough to build, cut and check in a second, with the traits of exported ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+VOCABULARY, HEADS, HEAD_SIZE = 61, 2, 8
+HIDDEN = HEADS * HEAD_SIZE
+POSITIONS = 256
+
+
+@dataclass(frozen=True)
+class TinyDecoder:
+    """What to make. ``shared_cache``: the last layer attends to the first one's cache as well."""
+
+    layers: int = 3
+    gather: bool = True
+    initialised: bool = True
+    tied: bool = True
+    shared_cache: bool = False
+    per_layer_inputs: bool = False
+    states: bool = True
+    hidden_type: str = "f32"
+    last_position_only: bool = False
+    input_name: str = "input_ids"
+    extra_input: str = ""
+
+    def write(self, folder: Path) -> Path:
+        """Puts the IR and stand-ins for the tokenizer's files into a folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        ov.serialize(_Weaver(self).weave(), folder / "openvino_model.xml", folder / "openvino_model.bin")
+        for name in ("openvino_tokenizer", "openvino_detokenizer"):
+            text = '<net name="tokenizer"><rt_info><eos_token_id value="2"/></rt_info></net>'
+            (folder / f"{name}.xml").write_text(text)
+            (folder / f"{name}.bin").write_bytes(b"\0" * 8)
+        (folder / "config.json").write_text('{"model_type": "tiny", "max_position_embeddings": 256}')
+        return folder
+
+
+class _Weaver:
+    def __init__(self, what: TinyDecoder) -> None:
+        self.what = what
+        self.random = np.random.default_rng(7)
+        self.sinks: list[Any] = []
+        self.caches: list[tuple[Any, Any]] = []
+
+    def weight(self, *shape: int) -> Any:
+        return ops.constant(self.random.standard_normal(shape).astype(np.float32) * 0.3)
+
+    def parameter(self, name: str, shape: list[int], element_type: str) -> Any:
+        parameter = ops.parameter(shape, getattr(ov.Type, element_type), name)
+        parameter.output(0).get_tensor().set_names({name})
+        return parameter
+
+    def weave(self) -> ov.Model:
+        what = self.what
+        self.ids = self.parameter(what.input_name, [-1, -1], "i64")
+        self.attention_mask = self.parameter("attention_mask", [-1, -1], "i64")
+        position_ids = self.parameter("position_ids", [-1, -1], "i64")
+        self.beam_idx = self.parameter("beam_idx", [-1], "i32")
+        embedding = self.weight(VOCABULARY, HIDDEN)
+        zero = ops.constant(np.int64(0))
+        hidden = ops.gather(embedding, self.ids, zero)
+        hidden = ops.add(hidden, ops.gather(self.weight(POSITIONS, HIDDEN), position_ids, zero))
+        if what.hidden_type != "f32":
+            hidden = ops.convert(hidden, what.hidden_type)
+        self.mask: Any = None
+        extras = ops.gather(self.weight(VOCABULARY, HIDDEN), self.ids, zero)
+        for layer in range(what.layers):
+            hidden = self.layer(layer, hidden, extras)
+        if what.hidden_type != "f32":
+            hidden = ops.convert(hidden, "f32")
+        if what.last_position_only:
+            hidden = ops.gather(hidden, ops.constant(np.array([-1])), ops.constant(np.int64(1)))
+        head = embedding if what.tied else self.weight(VOCABULARY, HIDDEN)
+        result = ops.result(ops.matmul(self.norm(hidden), head, False, True))
+        result.output(0).get_tensor().set_names({"logits"})
+        parameters = [self.ids, self.attention_mask, position_ids]
+        if what.gather and what.states:
+            parameters.append(self.beam_idx)
+        if what.extra_input:
+            parameters.append(self.parameter(what.extra_input, [-1, -1], "i64"))
+        model = ov.Model([result], self.sinks, parameters, "tiny")
+        model.set_rt_info("8.0", ["runtime_options", "ACTIVATIONS_SCALE_FACTOR"])
+        return model
+
+    def norm(self, hidden: Any) -> Any:
+        square = ops.reduce_mean(ops.multiply(hidden, hidden), ops.constant(np.array([2])), True)
+        scaled = ops.divide(hidden, ops.sqrt(ops.add(square, ops.constant(np.float32(1e-5)))))
+        return ops.multiply(scaled, self.weight(1, 1, HIDDEN))
+
+    def layer(self, layer: int, hidden: Any, extras: Any) -> Any:
+        wide = ops.convert(hidden, "f32") if self.what.hidden_type != "f32" else hidden
+        normal = self.norm(wide)
+        query, key, value = (self.heads(normal) for _ in range(3))
+        if self.what.states:
+            key, value = (self.cache(f"{kind}{layer}", new) for kind, new in (("k", key), ("v", value)))
+        if self.what.shared_cache and layer == self.what.layers - 1:
+            key, value = self.caches[0]
+        self.caches.append((key, value))
+        if self.mask is None:
+            self.mask = self.causal_mask(normal, key)
+        attended = ops.scaled_dot_product_attention(query, key, value, self.mask)
+        attended = ops.reshape(ops.transpose(attended, ops.constant([0, 2, 1, 3])), ops.constant([0, 0, HIDDEN]), True)
+        added = ops.matmul(attended, self.weight(HIDDEN, HIDDEN), False, True)
+        if self.what.per_layer_inputs:
+            added = ops.add(added, ops.multiply(extras, self.weight(1, 1, HIDDEN)))
+        middle = ops.add(wide, added)
+        up = ops.swish(ops.matmul(self.norm(middle), self.weight(2 * HIDDEN, HIDDEN), False, True))
+        out = ops.add(middle, ops.matmul(up, self.weight(HIDDEN, 2 * HIDDEN), False, True))
+        return ops.convert(out, self.what.hidden_type) if self.what.hidden_type != "f32" else out
+
+    def heads(self, hidden: Any) -> Any:
+        flat = ops.matmul(hidden, self.weight(HIDDEN, HIDDEN), False, True)
+        split = ops.reshape(flat, ops.constant([0, 0, HEADS, HEAD_SIZE]), True)
+        return ops.transpose(split, ops.constant([0, 2, 1, 3]))
+
+    def cache(self, variable: str, new: Any) -> Any:
+        axis = ops.constant(np.int64(0))
+        batch = ops.gather(ops.shape_of(self.ids), ops.constant([0]), axis)
+        shape = ops.concat([batch, ops.constant([HEADS]), ops.constant([0]), ops.constant([HEAD_SIZE])], 0)
+        start = ops.broadcast(ops.constant(np.float32(0)), shape)
+        past = ops.read_value(start, variable, np.float32, [-1, HEADS, -1, HEAD_SIZE])
+        if not self.what.initialised:
+            past.set_arguments([])
+        if self.what.gather:
+            past = ops.gather(past, self.beam_idx, axis)
+        whole = ops.concat([past, new], -2)
+        self.sinks.append(ops.assign(whole, variable))
+        return whole
+
+    def causal_mask(self, entering: Any, key: Any) -> Any:
+        """0 where a token may look, a large negative number elsewhere; from shapes of layer 0, as exporters do it."""
+
+        def length(tensor: Any, axis: int) -> Any:
+            return ops.gather(ops.shape_of(tensor), ops.constant(np.int64(axis)), ops.constant(np.int64(0)))
+
+        zero, one = ops.constant(np.int64(0)), ops.constant(np.int64(1))
+        new, total = length(entering, 1), length(key, 2)
+        places = ops.range(zero, total, one, "i64")
+        queries = ops.add(ops.range(zero, new, one, "i64"), ops.subtract(total, new))
+        causal = ops.less_equal(ops.unsqueeze(places, ops.constant([0])), ops.unsqueeze(queries, ops.constant([1])))
+        padding = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), ops.constant([1, 2]))
+        seen = ops.logical_and(ops.unsqueeze(causal, ops.constant([0, 1])), padding)
+        return ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(-60000)))
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a tiny decoder with the given traits and returns its folder."""
+
+    def write(**traits: Any) -> Path:
+        return TinyDecoder(**traits).write(tmp_path / "model")
+
+    return write
