@@ -125,13 +125,19 @@ class FleetController:
         found: asyncio.Future[FleetView] = asyncio.get_running_loop().create_future()
 
         def check(view: FleetView) -> None:
+            error: Exception | None = None
+            holds = False
+            try:
+                holds = not found.done() and predicate(view)
+            except Exception as raised:
+                error = raised
+            # Asked again: an interrupt may have cancelled the wait while the predicate ran.
             if found.done():
                 return
-            try:
-                if predicate(view):
-                    found.set_result(view)
-            except Exception as error:
+            if error is not None:
                 found.set_exception(error)
+            elif holds:
+                found.set_result(view)
 
         unsubscribe = self.subscribe(check)
         try:
