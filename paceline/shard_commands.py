@@ -116,11 +116,12 @@ def _register_verify(shard: typer.Typer) -> None:
 def _progress() -> Iterator[Callable[[BuildProgress], None]]:
     """A progress bar on standard error, gone when it is over."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[bytes]}"))
-    with Progress(*columns, console=console, transient=True) as bar:
+    texts = TextColumn("{task.description}"), TextColumn("{task.fields[bytes]}")
+    columns = (SpinnerColumn(), texts[0], BarColumn(), TaskProgressColumn(), texts[1])
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=1.0, bytes="")
 
         def show(progress: BuildProgress) -> None:

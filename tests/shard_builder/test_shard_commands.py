@@ -1,0 +1,92 @@
+"""``paceline shard``: JSON alone on standard output, faults in one sentence, wrong usage exit code 2."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fleet.data_dir import HOME_VARIABLE
+from paceline import shard_commands
+
+Writer = Callable[..., Path]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Runs ``paceline shard`` with the given words in this process."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    app = typer.Typer()
+    shard_commands.register(app)
+
+    def invoke(*words: object) -> Result:
+        return CliRunner().invoke(app, ["shard", *map(str, words)])
+
+    return invoke
+
+
+def document(result: Result) -> Any:
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_build_inspect_and_verify_speak_json(run: Callable[..., Result], tiny_model: Writer, tmp_path: Path) -> None:
+    model, shards = tiny_model(), tmp_path / "shards"
+    built = document(run("build", model, "-o", shards, "--cuts", "1,2", "--json"))
+    assert built == document(run("inspect", shards, "--json"))
+    assert {"architecture", "hidden_size", "layers", "stages", "verification"} <= set(built)
+    assert set(built["layers"][0]) >= {"index", "bytes", "kv_bytes_per_token"}
+    assert [(stage["first_layer"], stage["end_layer"]) for stage in built["stages"]] == [(0, 1), (1, 2), (2, 3)]
+    assert set(built["stages"][0]) >= {"stage", "first_layer", "end_layer", "bytes", "files"}
+    assert set(built["stages"][0]["files"][0]) == {"name", "bytes", "sha256"}
+    assert built["verification"]["max_abs_diff"] == 0.0
+    uncut = document(run("inspect", model, "--json"))
+    assert (uncut["stages"], uncut["layers"]) == ([], built["layers"])
+    check = document(run("verify", shards, "--device", "CPU", "--kv-precision", "f32", "--json"))
+    assert (check["max_abs_diff"], check["greedy_match"]) == (0.0, 1.0)
+    assert check["fused_attention"] == [{"stage": stage, "fused": 1, "expected": 1} for stage in range(3)]
+
+
+def test_tables_for_people(run: Callable[..., Result], tiny_model: Writer, tmp_path: Path) -> None:
+    model, shards = tiny_model(), tmp_path / "shards"
+    assert "1 of 1" in run("build", model, "-o", shards, "--stages", 3).stdout
+    assert "Not cut yet" in run("inspect", model, "--kv-precision", "f32").stdout
+    assert "largest difference" in run("verify", shards).stdout
+
+
+def test_faults_are_one_sentence(run: Callable[..., Result], tiny_model: Writer, tmp_path: Path) -> None:
+    model = tiny_model()
+    for words, message in [
+        (("build", tmp_path / "nowhere", "-o", tmp_path / "shards", "--stages", 2), "There is no model at"),
+        (("build", model, "-o", tmp_path / "shards", "--stages", 9), "has 3 layers"),
+        (("build", model, "-o", tmp_path / "shards", "--cuts", "2,1", "--json"), "must rise"),
+        (("inspect", tmp_path / "nowhere"), "There is no model at"),
+        (("verify", model), "is not a shard folder"),
+    ]:
+        result = run(*words)
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert message in result.stderr.replace("\n", " ")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("build", "model"),
+        ("build", "model", "-o", "shards"),
+        ("build", "model", "-o", "shards", "--stages", "2", "--cuts", "1"),
+        ("build", "model", "-o", "shards", "--cuts", "one"),
+        ("build", "model", "-o", "shards", "--stages", "0"),
+        ("verify", "shards", "--kv-precision", "f8"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(run: Callable[..., Result], words: tuple[str, ...]) -> None:
+    assert run(*words).exit_code == 2
