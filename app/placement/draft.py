@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from fleet.manifest import Manifest
 from fleet.node import NodeId
 from fleet.placement import Placement, PlacementNode
 
@@ -47,6 +48,23 @@ class PlacementDraft:
             nodes=used,
             cuts=tuple(stage.first_layer for stage in placement.stages[1:]),
             unused=tuple(node for node in nodes if node.id not in chosen),
+        )
+
+    @classmethod
+    def of_shards(cls, manifest: Manifest, nodes: Sequence[PlacementNode]) -> PlacementDraft | None:
+        """The cut that a shard folder already has, its largest stage on the roomiest node; None: too few nodes."""
+        stages = manifest.stages
+        if not 0 < len(stages) <= len(nodes):
+            return None
+        roomiest = sorted(nodes, key=lambda node: -node.budget_bytes)
+        by_bytes = sorted(range(len(stages)), key=lambda number: -stages[number].bytes)
+        chosen = dict(zip(by_bytes, roomiest, strict=False))
+        used = {node.id for node in chosen.values()}
+        return cls(
+            layer_count=len(manifest.layers),
+            nodes=tuple(chosen[number] for number in range(len(stages))),
+            cuts=manifest.cuts,
+            unused=tuple(node for node in nodes if node.id not in used),
         )
 
     @classmethod

@@ -130,6 +130,10 @@ class PlacementFlow(QObject):
                 self.tr("No enrolled PC answers, so there is nowhere to place layers. See the Fleet page.")
             )
         demand = self._page.demand
+        self._left_out = {}
+        if self._source is None and (own := PlacementDraft.of_shards(manifest, nodes)) is not None:
+            self._page.set_draft(own)
+            return
         try:
             proposal = await asyncio.to_thread(
                 plan, manifest, nodes, context_tokens=demand.context_tokens, users=demand.users

@@ -209,15 +209,19 @@ def test_another_cut_is_built_before_it_is_deployed_and_only_once(run: RunInLoop
 def test_a_shard_folder_opens_at_once_and_is_not_cut_anew(run: RunInLoop, setting: Setting, tmp_path: Path) -> None:
     folder = tmp_path / "shards"
     folder.mkdir()
-    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest((4,))))
+    (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest((3,))))
+    setting.network.controller.nodes = [*nodes(2), PlacementNode(NodeId("f" * 16), "large", "CPU", 64 << 30)]
 
     async def story() -> None:
         await setting.open(folder)
         assert setting.progress == []
+        assert setting.page.draft is not None
+        assert [node.name for node in setting.page.draft.nodes] == ["pc-0", "large"]
+        assert [node.name for node in setting.page.draft.unused] == ["pc-1"]
         assert setting.page.deploy_button().isEnabled()
         setting.page.move_boundary(0, 1)
         assert not setting.page.deploy_button().isEnabled()
-        assert "layers 0 to 3, layers 4 to 7" in setting.page.deploy_button().toolTip()
+        assert "layers 0 to 2, layers 3 to 7" in setting.page.deploy_button().toolTip()
         setting.page.undo()
         assert setting.page.deploy_button().isEnabled()
         await setting.close()
