@@ -12,6 +12,7 @@ import pytest
 import zmq.asyncio
 
 from agent.agent_state import load_state
+from agent.child_process import start_child
 from agent.service import AgentOptions, AgentService
 from fleet.control import ControlClient
 from fleet.control_messages import (
@@ -135,6 +136,8 @@ Test = Callable[[Fleet], Awaitable[None]]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a test with a fleet; afterwards no child is left."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "played"))
+    # What devices there are does not matter here, and asking OpenVINO takes longer than most of these tests.
+    monkeypatch.setattr("agent.inventory.start_child", lambda module: start_child("played_probe"))
 
     def run_test(test: Test, memory_budget_bytes: int | None = None) -> None:
         async def main() -> None:

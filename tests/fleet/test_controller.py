@@ -186,10 +186,13 @@ def run(folder: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
 
 def shard_folder(folder: Path) -> tuple[Path, Manifest]:
     folder.mkdir()
-    file = FileEntry("file", 10, HASH)
     stages = tuple(
-        Stage(number, number, number + 1, 10, file, file, (RunPlace(HASH, 0),), ("input_ids",)) for number in (0, 1)
-    )
+        Stage(
+            number, number, number + 1, 10, FileEntry(f"{number}.xml", 10, HASH), FileEntry(f"{number}.bin", 10, HASH),
+            (RunPlace(HASH, 0),), ("input_ids",),
+        )
+        for number in (0, 1)
+    )  # fmt: skip
     manifest = Manifest(
         1, "id", "Model", "fake", 8, 16, 128, "f16", tuple(Layer(index, 10, 4, 8) for index in (0, 1)),
         (Run(HASH, 10, "layer", 0),), stages, (), (2,),
