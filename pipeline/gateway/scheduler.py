@@ -6,7 +6,7 @@ The policy:
 
 - As many steps are in flight as there are stages, each with other sequences, and one more when there are more
   sequences than stages, so that a stage that has just finished finds the next step waiting.
-- Sequences that are ready for their next token are spread over the free steps.
+- Sequences that are ready for their next token are spread over the free steps, until the steps are of one size.
 - A prompt goes in chunks, several of them behind each other. When somebody reads an answer meanwhile, chunks and
   decode steps take turns, and :class:`StepCosts` bounds the chunks. Prompts take turns with each other.
 - Requests are admitted first come, first served. A request that would not fit the KV cache waits, and with it those
@@ -342,7 +342,7 @@ class Scheduler:
         slots = stages if len(self._active) <= stages else stages + 1
         while (free := slots - len(self._in_flight)) > 0:
             if self._ready and (self._last_was_prefill or not self._prefilling):
-                entries, parts = self._decode_step(free)
+                entries, parts = self._decode_step(free, slots)
                 self._last_was_prefill = False
             elif self._prefilling:
                 entries, parts = self._prefill_step(free)
@@ -352,9 +352,13 @@ class Scheduler:
             instructions.append(self._send(entries, parts, now_s))
         return instructions
 
-    def _decode_step(self, free: int) -> tuple[tuple[Entry, ...], tuple[_Part, ...]]:
+    def _decode_step(self, free: int, slots: int) -> tuple[tuple[Entry, ...], tuple[_Part, ...]]:
+        count = math.ceil(len(self._ready) / free)
+        if not self._prefilling:
+            # A step that came back larger than its share leaves some to the next one, until all are of one size.
+            count = min(count, math.ceil(len(self._active) / slots))
         entries: list[Entry] = []
-        for _ in range(min(math.ceil(len(self._ready) / free), MAX_STEP_ENTRIES)):
+        for _ in range(min(count, MAX_STEP_ENTRIES)):
             number, sequence = self._ready.popitem(last=False)
             entries.append(Entry(number, sequence.sent, (sequence.last_token,), 1))
             sequence.sent += 1
