@@ -10,11 +10,11 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QAction, QCloseEvent, QKeySequence
 from PySide6.QtWidgets import (
     QDialog,
-    QDialogButtonBox,
     QFormLayout,
     QHBoxLayout,
     QLabel,
     QMainWindow,
+    QPushButton,
     QStackedWidget,
     QVBoxLayout,
     QWidget,
@@ -129,14 +129,14 @@ class MainWindow(QMainWindow):
         form.setVerticalSpacing(8)
         for keys, what in self._shortcuts:
             form.addRow(QLabel(keys, dialog), QLabel(what, dialog))
-        buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close, dialog)
-        buttons.rejected.connect(dialog.reject)
+        close = QPushButton(self.tr("Close"), dialog)
+        close.clicked.connect(dialog.accept)
         column = QVBoxLayout(dialog)
         column.setContentsMargins(20, 18, 20, 14)
         column.setSpacing(14)
         column.addWidget(heading(self.tr("Keyboard shortcuts"), 2))
         column.addLayout(form)
-        column.addWidget(buttons)
+        column.addWidget(close, 0, Qt.AlignmentFlag.AlignRight)
         dialog.open()
 
     def close_now(self) -> None:

@@ -42,6 +42,7 @@ def run_app(
     *,
     initial_page: PageName = "fleet",
     background: BackgroundWork | None = None,
+    page_afterwards: PageName | None = None,
     on_ready: Callable[[MainWindow], None] | None = None,
 ) -> int:
     """Open the control panel and return when it has been closed and everything behind it has ended.
@@ -52,6 +53,7 @@ def run_app(
         background: work that is done in the network thread while the window is open, such as the demo's fleet. It is
             given the controller and a function (for any thread) that shows a line of progress in the window; it is
             cancelled when the window closes, and its failure is shown in words.
+        page_afterwards: the page that is shown when that work has ended well.
         on_ready: called with the window when it is shown.
 
     Returns:
@@ -68,7 +70,9 @@ def run_app(
     collector = GarbageCollector(application)
     loop = qasync.QEventLoop(application)
     try:
-        code: int = loop.run_until_complete(_main(application, data_dir, initial_page, background, on_ready))
+        code: int = loop.run_until_complete(
+            _main(application, data_dir, initial_page, background, page_afterwards, on_ready)
+        )
         return code
     finally:
         loop.close()
@@ -80,6 +84,7 @@ async def _main(
     data_dir: Path,
     initial_page: PageName,
     background: BackgroundWork | None,
+    page_afterwards: PageName | None,
     on_ready: Callable[[MainWindow], None] | None,
 ) -> int:
     settings = Settings(data_dir)
@@ -104,7 +109,7 @@ async def _main(
         placement.deployed.connect(lambda _deployment: window.show_page("deploy"))
         await bridge.start()
         if background is not None:
-            tasks.start(_run_background(window, bridge, background), "background work")
+            tasks.start(_run_background(window, bridge, background, page_afterwards), "background work")
     except PacelineError as error:
         code = 1
         window.banner.show_message(str(error))
@@ -121,7 +126,9 @@ async def _main(
     return code
 
 
-async def _run_background(window: MainWindow, bridge: FleetBridge, background: BackgroundWork) -> None:
+async def _run_background(
+    window: MainWindow, bridge: FleetBridge, background: BackgroundWork, page_afterwards: PageName | None
+) -> None:
     """Show what the work says, and how it fails. Its lines come from the network thread."""
     lines: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -136,6 +143,8 @@ async def _run_background(window: MainWindow, bridge: FleetBridge, background: B
     showing = asyncio.ensure_future(show())
     try:
         await bridge.run(lambda controller: background(controller, tell))
+        if page_afterwards is not None:
+            window.show_page(page_afterwards)
     except PacelineError as error:
         window.banner.show_message(str(error))
     finally:

@@ -154,7 +154,7 @@ def _stage(
         first_layer=first_layer,
         end_layer=end_layer,
         state=state,
-        device="" if state == "receiving" else "CPU",
+        device="CPU" if state == "ready" else "",
         detail=detail,
         progress=progress,
         memory_bytes=(212 + 9 * stage) * MIB if state == "ready" else 0,

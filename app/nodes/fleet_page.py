@@ -27,7 +27,7 @@ from app.nodes.node_filter import NodeFilter
 from app.nodes.node_table_model import NODE_ROLE, NodeTableModel
 from fleet.views import FleetView, NodeView
 
-_COLUMN_CHARACTERS = {"name": 12, "state": 17, "address": 12, "memory": 20, "cpu": 18, "gpu": 17, "npu": 8}
+_COLUMN_CHARACTERS = {"name": 11, "state": 18, "address": 12, "memory": 20, "cpu": 18, "gpu": 17, "npu": 8}
 
 
 class FleetPage(QWidget):
@@ -141,7 +141,7 @@ class FleetPage(QWidget):
         splitter.addWidget(below)
         splitter.setStretchFactor(0, 3)
         splitter.setStretchFactor(1, 2)
-        splitter.setSizes([400, 300])
+        splitter.setSizes([380, 320])
         return splitter
 
     def _make_empty_state(self) -> EmptyState:

@@ -27,7 +27,7 @@ class TokenDialog(QDialog):
         self._field.setReadOnly(True)
         self._field.setTabChangesFocus(True)
         self._field.setAccessibleName(self.tr("Enrolment token"))
-        self._field.setMaximumHeight(self.fontMetrics().height() * 6)
+        self._field.setMaximumHeight(self.fontMetrics().height() * 4)
         command_label = QLabel(self.tr("&Command"), self)
         self._command = QLineEdit(command, self)
         self._command.setReadOnly(True)

@@ -142,6 +142,7 @@ class PlacementPage(QWidget):
         self._model.set_assessment(assessment)
         self._stack.setCurrentIndex(0 if assessment is not None else 1)
         self._verdict.setVisible(assessment is not None)
+        self._deploy.setVisible(assessment is not None)
         if assessment is None:
             self._reason.setText("")
         elif not assessment.fits:
