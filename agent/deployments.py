@@ -113,21 +113,17 @@ class Deployments:
         self._stopping: dict[str, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything is being received or run."""
-        return bool(self._stages)
-
     def restore(self, trusted_controllers: Collection[str]) -> None:
         """Go on with what ran when the agent last ended, for controllers that are still trusted."""
-        for deployment, stage, manifest in self._store.published():
+        published = self._store.published()
+        for deployment, stage, manifest in published:
             record = self._records.stage(deployment, stage)
-            if record is not None and record.controller not in trusted_controllers:
-                self._store.release(deployment)
-                continue
-            self._stages[deployment, stage] = _Stage(manifest, record.controller if record else "", record=record)
-            if record is not None:
+            if record is not None and record.controller in trusted_controllers:
+                self._stages[deployment, stage] = _Stage(manifest, record.controller, record=record)
                 self._run_stage(deployment, stage)
+        # Never started, or nobody's any more. The files stay: asked for again, it is here at once.
+        for deployment in {deployment for deployment, _, _ in published} - {key[0] for key in self._stages}:
+            self._store.release(deployment)
         for deployment in {deployment for deployment, _ in self._stages}:
             gateway = self._records.gateway(deployment)
             if gateway is not None and gateway.controller in trusted_controllers:
@@ -382,7 +378,11 @@ class Deployments:
             raise DeployError("this deployment is being stopped on this PC.")
 
     def _loaded_bytes(self) -> int:
-        return sum(stage.manifest.stages[number].bytes for (_, number), stage in self._stages.items())
+        return sum(
+            stage.manifest.stages[number].bytes
+            for (_, number), stage in self._stages.items()
+            if stage.reception is None or stage.reception.failure is None
+        )
 
     def _checked(self, manifest: Manifest, stage: int) -> Manifest:
         """A manifest that came over the network, held to the same rules as one from a file."""

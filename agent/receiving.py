@@ -16,6 +16,7 @@ from fleet.manifest import FileEntry, Manifest
 from fleet.transfer import Wanted
 
 _log = logging.getLogger("paceline.agent.receiving")
+SILENCE_S = 600.0
 _MB = 1_000_000
 
 
@@ -110,7 +111,7 @@ class Reception:
         else:
             self._held_bytes += sum(self._manifest.run(place.sha256).bytes for place in parts.runs)
         if wanted:
-            await self._fetcher.fetch(self._deployment, wanted, self._arrived)
+            await self._fetch(wanted)
         self.detail = "checking"
         for entry in missing:
             await asyncio.to_thread(store.admit_blob, entry.sha256)
@@ -119,6 +120,22 @@ class Reception:
         store.mark_used(parts.weights.sha256)
         await asyncio.to_thread(store.publish, self._deployment, self._manifest, self._stage, self._stage == 0)
         self.detail = ""
+
+    async def _fetch(self, wanted: Sequence[Wanted]) -> None:
+        """Fetches, and gives up when nothing has come for long: whoever wanted it here may be gone for good."""
+        fetching = asyncio.create_task(self._fetcher.fetch(self._deployment, wanted, self._arrived))
+        try:
+            while True:
+                before = self._arrived_bytes
+                done, _ = await asyncio.wait([fetching], timeout=SILENCE_S)
+                if done:
+                    fetching.result()
+                    return
+                if self._arrived_bytes == before:
+                    raise TransferError(f"Nothing has arrived for {SILENCE_S:.0f} s; deploy again.")
+        finally:
+            fetching.cancel()
+            await asyncio.wait([fetching])
 
     async def _copy_held_runs(self) -> list[Wanted]:
         """Copies what other weight files hold, and returns the rest."""

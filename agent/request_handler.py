@@ -49,6 +49,7 @@ class RequestHandler:
 
     Attributes:
         transfer_port: told to controllers; set once it is known.
+        announce: tells the LAN which controller this PC belongs to (its key, or empty).
 
     Args:
         quit_agent: ends the agent.
@@ -69,6 +70,7 @@ class RequestHandler:
         quit_agent: Callable[[], None],
     ) -> None:
         self.transfer_port = 0
+        self.announce: Callable[[str], None] = lambda controller: None
         self._name = name[:256]
         self._data_dir = data_dir
         self._identity = identity
@@ -122,6 +124,7 @@ class RequestHandler:
                 self._trust.forget_controller(sender)
                 self._deployments.undeploy_of(sender)
                 self._allow_list.replace(allowed_keys(self._trust, self._identity))
+                self.announce(next(iter(self._trust.controllers()), ""))
         return Done(number=request.number)
 
     def _welcome(self, request: Hello, sender: str) -> Welcome:

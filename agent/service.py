@@ -159,6 +159,14 @@ class AgentService:
         announcer = Announcer(identity, options.name, control_port, fleet)
         await announcer.start()
         stack.push_async_callback(announcer.close)
+        announcing: set[asyncio.Task[None]] = set()
+
+        def announce(controller: str) -> None:
+            task = asyncio.get_running_loop().create_task(announcer.set_fleet(controller))
+            announcing.add(task)
+            task.add_done_callback(announcing.discard)
+
+        handler.announce = announce
         if options.tray:
             stack.callback(TrayProcess(data_dir).close)
         _log.info(

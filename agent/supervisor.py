@@ -224,8 +224,8 @@ class _Child:
         log_reader.join(LOG_JOIN_S)
         for stream in (process.stdin, process.stdout, process.stderr):
             _close_quietly(stream)
-        last_line = next((line for line in reversed(tail) if line.strip()), "")
-        self._post(lambda: self._exited(process, code, last_line))
+        last_lines = [line for line in tail if line.strip()]
+        self._post(lambda: self._exited(process, code, last_lines))
 
     def _read_log(self, process: subprocess.Popen[bytes], tail: collections.deque[str]) -> None:
         assert process.stderr is not None
@@ -243,15 +243,15 @@ class _Child:
         if process is self._process:
             self._carry_out(self.machine.status(status, self._loop.time()))
 
-    def _exited(self, process: subprocess.Popen[bytes], code: int, last_line: str) -> None:
+    def _exited(self, process: subprocess.Popen[bytes], code: int, last_lines: list[str]) -> None:
         if process is not self._process:
             return
         self._process = None
         why = describe_exit(code)
-        if last_line:
-            why = f"{why} (its last words: {last_line})"
         if self.machine.state not in ("stopping", "stopped"):
-            _log.warning("%s ended: %s", self._spec.label, why)
+            _log.warning("%s: %s; the end of its log:\n%s", self._spec.label, why, "\n".join(last_lines))
+        if last_lines:
+            why = f"{why} (its last words: {last_lines[-1]})"
         self._carry_out(self.machine.exited(why, self._loop.time()))
 
 
