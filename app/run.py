@@ -93,7 +93,7 @@ async def _main(
     closing = asyncio.Event()
     window.close_wanted.connect(closing.set)
     tasks = TaskGroup(lambda name, error: _show_fault(window, name, error))
-    _install_hooks(window, closing)
+    remove_hooks = _install_hooks(window, closing)
     window.show_page(initial_page)
     window.show()
     thread = ControllerThread(data_dir, socket.gethostname())
@@ -123,6 +123,7 @@ async def _main(
     else:
         await asyncio.get_running_loop().run_in_executor(None, thread.close)
     window.close_now()
+    remove_hooks()
     return code
 
 
@@ -159,8 +160,14 @@ def _show_fault(window: MainWindow, name: str, error: BaseException) -> None:
     window.banner.show_message(text, f"{name}: {error!r}")
 
 
-def _install_hooks(window: MainWindow, closing: asyncio.Event) -> None:
-    """Faults in slots are shown instead of lost, and Ctrl-C in the terminal closes the window."""
+def _install_hooks(window: MainWindow, closing: asyncio.Event) -> Callable[[], None]:
+    """Faults in slots are shown instead of lost, and Ctrl-C in the terminal closes the window.
+
+    Returns:
+        What puts everything back as it was.
+    """
+    previous_hook = sys.excepthook
+    previous_handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_exception(kind: type[BaseException], value: BaseException, trace: types.TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
@@ -181,8 +188,16 @@ def _install_hooks(window: MainWindow, closing: asyncio.Event) -> None:
     waking = QTimer(window)
     waking.timeout.connect(lambda: None)
     waking.start(_SIGNAL_INTERVAL_MS)
-    for name in ("SIGINT", "SIGTERM"):
-        signal.signal(getattr(signal, name), lambda *_: loop.call_soon_threadsafe(closing.set))
+    for number in previous_handlers:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(closing.set))
+
+    def remove() -> None:
+        waking.stop()
+        sys.excepthook = previous_hook
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
+
+    return remove
 
 
 def _log_qt_message(kind: QtMsgType, context: QMessageLogContext, text: str) -> None:

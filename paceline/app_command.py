@@ -1,0 +1,21 @@
+"""``paceline app``: the control panel."""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.command import command
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+
+    @command(app, "app")
+    def control_panel() -> None:
+        """Open the control panel: the fleet, placement, deployment, and chat."""
+        from app.display import require_display
+        from app.run import run_app
+        from fleet.data_dir import default_data_dir
+
+        require_display()
+        raise typer.Exit(run_app(default_data_dir()))
