@@ -24,8 +24,12 @@ mode = sys.argv[2]
 def on_ready(window):
     if mode == "close":
         QTimer.singleShot(300, window, window.close)
-    elif mode == "work":
+    elif mode in ("work", "afterwards"):
         def look():
+            if window.page == "deploy":
+                print("now", window.page, flush=True)
+                window.close()
+                timer.stop()
             if window.banner.message():
                 print("banner:", window.banner.message(), flush=True)
                 window.close()
@@ -36,10 +40,16 @@ def on_ready(window):
 
 async def work(controller, tell):
     tell("working")
+    if mode == "afterwards":
+        return
     raise DeployError("The demo's agent is gone.")
 
 code = run_app(
-    Path(sys.argv[1]), initial_page="chat", on_ready=on_ready, background=work if mode == "work" else None
+    Path(sys.argv[1]),
+    initial_page="chat",
+    on_ready=on_ready,
+    background=work if mode in ("work", "afterwards") else None,
+    page_afterwards="deploy" if mode == "afterwards" else None,
 )
 import threading
 print("ended", code, [thread.name for thread in threading.enumerate() if not thread.daemon], flush=True)
@@ -80,6 +90,11 @@ def test_work_in_the_background_that_fails_is_told_in_the_window(tmp_path: Path)
     output, errors = start(tmp_path, "work").communicate(timeout=60)
     assert "banner: The demo's agent is gone." in output.splitlines(), errors
     assert output.splitlines()[-1].startswith("ended 0")
+
+
+def test_the_page_for_afterwards_is_shown_when_the_work_is_done(tmp_path: Path) -> None:
+    output, errors = start(tmp_path, "afterwards").communicate(timeout=60)
+    assert output.splitlines() == ["ready chat", "now deploy", "ended 0 ['MainThread']"], errors
 
 
 def test_a_network_that_cannot_start_is_told_in_the_window(tmp_path: Path) -> None:
