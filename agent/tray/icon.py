@@ -153,7 +153,7 @@ class Tray(QObject):
                 self.icon.setIcon(mood_icon(face))
 
     def _activated(self, reason: QSystemTrayIcon.ActivationReason) -> None:
-        if reason in (QSystemTrayIcon.ActivationReason.Trigger, QSystemTrayIcon.ActivationReason.DoubleClick):
+        if reason == QSystemTrayIcon.ActivationReason.Trigger:
             self._open_window()
 
     def _open_window(self) -> None:
