@@ -31,6 +31,7 @@ def main() -> int:
         return 1
     stop = threading.Event()
     threading.Thread(target=_wait_for_end_of_input, args=(stop,), daemon=True).start()
+    outcome: BuildDone | BuildFailed
     try:
         manifest = build(
             Path(request.model),
@@ -42,11 +43,15 @@ def main() -> int:
             cancelled=stop.is_set,
             work_folder=Path(request.work_folder) if request.work_folder else None,
         )
+        outcome = BuildDone(output=request.output, manifest=manifest)
     except PacelineError as error:
-        _write(BuildFailed(message=str(error), cancelled=isinstance(error, CancelledError)))
+        outcome = BuildFailed(message=str(error), cancelled=isinstance(error, CancelledError))
+    try:
+        _write(outcome)
+    except CancelledError as error:
+        sys.stderr.write(f"{error}\n")
         return 1
-    _write(BuildDone(output=request.output, manifest=manifest))
-    return 0
+    return 0 if isinstance(outcome, BuildDone) else 1
 
 
 def lower_priority() -> None:

@@ -27,14 +27,14 @@ from shard_builder.acceptance import accept
 from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
 from shard_builder.layers import StagePlan, describe_entangled
 from shard_builder.manifest_parts import describe_layers, model_id
-from shard_builder.opened_model import cache_pattern, open_model
+from shard_builder.opened_model import cache_pattern, open_model, plain_reason
 from shard_builder.reference import CALLS
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_sha256, name_constants, write_graph
 from shard_builder.sources import open_source
 from shard_builder.surgery import StageSurgeon
 from shard_builder.verification import SOURCE_NAME, SourceRecord
-from shard_builder.weights import describe_run, hash_run, place_runs, write_weights
+from shard_builder.weights import WeightFileLayout, describe_run, hash_run, place_runs, write_weights
 
 SPARE_DISK_BYTES = 64 << 20
 
@@ -154,19 +154,29 @@ class _Builder:
                 f"The shards need {needed:,} bytes on the disk of {self._scratch.parent}, which has {free:,} free."
             )
 
-    def _write_stage(self, number: int, plan: StagePlan) -> Stage:
+    def _write_graph(self, plan: StagePlan, graph_file: Path) -> tuple[tuple[str, ...], WeightFileLayout, bytes]:
+        """Writes a stage's graph; its inputs, the layout of its weight file, and the cut's own constants."""
         opened = open_model(self._core, self._analysis.source.graph)
-        if [node.kind for node in opened.graph.nodes] != [node.kind for node in self._analysis.opened.graph.nodes]:
+        if opened.graph != self._analysis.opened.graph:
             raise ModelError(f"{self._analysis.source.graph} changed while it was being cut; build again.")
         surgeon = StageSurgeon(opened, self._analysis.layers, plan, self._cut.dimensions, self._analysis.hidden_size)
-        stage = surgeon.operate(f"{self._analysis.source.name} layers {plan.first} to {plan.end - 1}")
-        numbers = {operation.get_name(): index for index, operation in enumerate(opened.operations)}
-        constants = name_constants(stage.model, numbers)
-        layout = place_runs(self._analysis.runs, set(constants.whole.values()))
+        try:
+            stage = surgeon.operate(f"{self._analysis.source.name} layers {plan.first} to {plan.end - 1}")
+            numbers = {operation.get_name(): index for index, operation in enumerate(opened.operations)}
+            constants = name_constants(stage.model, numbers)
+            layout = place_runs(self._analysis.runs, set(constants.whole.values()))
+            with tempfile.TemporaryDirectory(dir=self._scratch) as drafts:
+                cut_constants = write_graph(stage.model, constants, layout, graph_file, Path(drafts))
+        except RuntimeError as error:
+            raise ModelError(
+                f"OpenVINO cannot make a model of layers {plan.first} to {plan.end - 1}: {plain_reason(error)}."
+            ) from error
+        return stage.inputs, layout, cut_constants
+
+    def _write_stage(self, number: int, plan: StagePlan) -> Stage:
         graph_file = self._scratch / f"stage-{number}.xml"
         weight_file = self._scratch / f"stage-{number}.bin"
-        with tempfile.TemporaryDirectory(dir=self._scratch) as drafts:
-            cut_constants = write_graph(stage.model, constants, layout, graph_file, Path(drafts))
+        inputs, layout, cut_constants = self._write_graph(plan, graph_file)
         with weight_file.open("wb") as file:
             written = write_weights(file, layout, self._analysis.opened.operations, cut_constants, self._count_bytes)
         places = []
@@ -186,7 +196,7 @@ class _Builder:
             graph=FileEntry(name=graph_file.name, bytes=graph_file.stat().st_size, sha256=file_sha256(graph_file)),
             weights=FileEntry(name=weight_file.name, bytes=written.bytes, sha256=written.sha256),
             runs=tuple(places),
-            inputs=stage.inputs,
+            inputs=inputs,
             expected_attention=sum(
                 any(cache_pattern(self._analysis.opened, state) for state in group) for group in attention_layers
             ),
