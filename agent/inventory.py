@@ -18,8 +18,8 @@ from typing import IO, Any
 import msgspec
 import psutil
 
-from agent.child_process import describe_exit, start_child
 from agent.inventory_probe import DeviceLine, DevicesLine, FaultLine, FinishedLine, ProbeLine, VersionLine
+from fleet.child_process import describe_exit, start_child
 from fleet.node import Device, Inventory
 
 PROBE_DEADLINE_S = 90.0

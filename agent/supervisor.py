@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from agent.child_machine import ChildMachine, ChildState, CloseInput, Instruction, Kill, Spawn, Terminate
-from agent.child_process import describe_exit, start_child
+from fleet.child_process import describe_exit, start_child
 from fleet.process import ChildStatus
 
 LOG_TAIL_LINES = 40

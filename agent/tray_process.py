@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from pathlib import Path
+
+from fleet.child_process import start_child
 
 STOP_S = 3.0
 
@@ -14,15 +15,8 @@ class TrayProcess:
     """Starts the tray; it ends when it is closed, or when the agent ends in whatever way."""
 
     def __init__(self, data_dir: Path) -> None:
-        creation_flags = 0
-        if sys.platform == "win32":
-            creation_flags = subprocess.CREATE_NO_WINDOW
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "agent.tray", "--data-dir", str(data_dir), "--stop-with-stdin"],
-            stdin=subprocess.PIPE,
-            creationflags=creation_flags,
-            start_new_session=True,  # a Ctrl-C is the agent's to handle; without effect on Windows
-        )
+        arguments = ["--data-dir", str(data_dir), "--stop-with-stdin"]
+        self._process = start_child("agent.tray", arguments, stdout=None, stderr=None)
 
     def wait(self, timeout_s: float) -> int:
         """Its exit code, once it has ended by itself.

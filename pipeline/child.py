@@ -19,6 +19,7 @@ from typing import Literal, TypeVar
 import msgspec
 import psutil
 
+from fleet.child_process import lower_priority
 from fleet.errors import PacelineError
 from fleet.node import Port
 from fleet.process import ChildStatus
@@ -37,7 +38,6 @@ MAX_DETAIL_CHARACTERS = 4000
 _STDIN = 0
 _STDOUT = 1
 _STDERR = 2
-_NICENESS = 10
 _log = logging.getLogger(__name__)
 
 ConfigType = TypeVar("ConfigType", bound=msgspec.Struct)
@@ -104,18 +104,6 @@ def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "win32":
         signal.signal(signal.SIGBREAK, signal.SIG_IGN)
-
-
-def lower_priority() -> None:
-    """Let the person's own programs go first. Threads that are started later inherit it."""
-    process = psutil.Process()
-    try:
-        if sys.platform == "win32":
-            process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
-        elif process.nice() < _NICENESS:
-            process.nice(_NICENESS)
-    except psutil.Error as error:
-        _log.warning("the priority of this process cannot be lowered: %s", error)
 
 
 def pin_to(cpus: Sequence[int]) -> None:

@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 import psutil
 
+from fleet.child_process import start_child
 from fleet.errors import ModelError, PacelineError, UnreachableError
 from fleet.identity import Identity
 from fleet.manifest import KvPrecision, load_manifest
@@ -47,13 +47,7 @@ class ChildProcess:
         self.statuses: queue.SimpleQueue[ChildStatus | None] = queue.SimpleQueue()
         """Status lines as they come; None once the child has ended."""
         self._log_lines: collections.deque[str] = collections.deque(maxlen=KEPT_LOG_LINES)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            **_own_process_group(),
-        )
+        self._process = start_child(module)
         self._threads = [
             threading.Thread(target=target, name=f"{name} {what}", daemon=True)
             for target, what in ((self._read_statuses, "status"), (self._read_log, "log"))
@@ -322,10 +316,3 @@ def _address(name: str, status: ChildStatus, identity: Identity) -> PeerAddress:
     if status.port is None:
         raise ModelError(f"{name} is ready but does not say at which port.")
     return PeerAddress(node_name=name, addresses=(LOOPBACK,), port=status.port, public_key=identity.public_key)
-
-
-def _own_process_group() -> dict[str, Any]:
-    """Options that keep a terminal's Ctrl-C from the child, which ends when its input is closed."""
-    if sys.platform == "win32":
-        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}
-    return {"process_group": 0}

@@ -9,13 +9,11 @@ import threading
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from fleet.build_messages import BuildDone, BuildFailed, BuildRequest
+from fleet.child_process import lower_priority
 from fleet.errors import CancelledError, PacelineError
 from shard_builder.building import build
-
-NICENESS = 10
 
 
 def main() -> int:
@@ -52,15 +50,6 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0 if isinstance(outcome, BuildDone) else 1
-
-
-def lower_priority() -> None:
-    """Lets the PC's owner and the window go first."""
-    process = psutil.Process()
-    if sys.platform == "win32":
-        process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
-    else:
-        process.nice(max(process.nice(), NICENESS))
 
 
 def _wait_for_end_of_input(stop: threading.Event) -> None:

@@ -12,8 +12,8 @@ import pytest
 import zmq.asyncio
 
 from agent.agent_state import load_state
-from agent.child_process import start_child
 from agent.service import AgentOptions, AgentService
+from fleet.child_process import start_child
 from fleet.control import ControlClient
 from fleet.control_messages import (
     Heartbeat,
