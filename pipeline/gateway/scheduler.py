@@ -90,7 +90,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, stop_ids: frozenset[int], first_epoch: int) -> None:
         self.limits = limits
-        self.costs = StepCosts()
+        self.costs = StepCosts(limits.stages)
         self.state: ChainState = "closed"
         self.epoch = first_epoch - 1
         self.closed_node = ""

@@ -9,14 +9,10 @@ from pipeline.messages import StageTiming
 
 SMOOTHING = 0.2
 """Weight of the newest step in the exponential mean."""
-CHUNK_BUDGET = 2.5
-"""A prefill chunk may keep a stage as long as so many decode steps.
-
-A chunk and a decode step that take turns on the stages make each other wait, so a reader's tokens come about that
-much slower while somebody else's prompt is read. Three times slower is what readers are promised at most.
-"""
+READER_SLOWDOWN = 2.7
+"""How many times as far apart a reader's tokens may come while somebody else's prompt is read."""
 LARGEST_SHARE = 8
-MIN_CHUNK_TOKENS = 8
+MIN_CHUNK_TOKENS = 4
 MARGINAL_COST_GUESS = 0.25
 """Cost of one more token in a chunk, in decode steps, until it was measured; 0.22 on a CPU core with a 135M model."""
 
@@ -25,6 +21,7 @@ MARGINAL_COST_GUESS = 0.25
 class StepCosts:
     """Smoothed times in ms. Feed every result to ``record``."""
 
+    stages: int
     decode_ms: dict[int, float] = field(default_factory=dict)
     """Per stage: a decode step as it was sent, be it of one or of several sequences."""
     _entry_ms: float = 0.0
@@ -53,18 +50,25 @@ class StepCosts:
     def chunk_tokens(self, largest: int, decoding: int, prefilling: int) -> int:
         """How many prompt tokens the next step may carry.
 
-        Nobody reads an answer: ``largest``. Otherwise as many as :data:`CHUNK_BUDGET` allows, more where more people
-        wait for their first token than read, so that a crowd of new prompts is not served last.
+        Nobody reads an answer: ``largest``. Otherwise as many as :data:`READER_SLOWDOWN` allows, more where more
+        people wait for their first token than read, so that a crowd of new prompts is not served last.
         """
         if decoding == 0:
             return largest
         if not self._entry_ms:
             return max(MIN_CHUNK_TOKENS, largest // 4)
-        step_ms = max(max(self.decode_ms.values(), default=0.0), self._entry_ms)
-        token_ms = self._token_ms or MARGINAL_COST_GUESS * self._entry_ms
+        stages = self.stages
+        if decoding + prefilling <= stages:
+            # As many steps as stages: they move on together, each waiting for the longest, which is the chunk.
+            budget = READER_SLOWDOWN
+        else:
+            # One step more than stages: while a reader's next token is on its way, a stage works off the other
+            # readers' tokens and ``stages`` chunks.
+            budget = (READER_SLOWDOWN * max(stages, decoding) - decoding) / stages
         share = min(max(prefilling / decoding, 1.0), LARGEST_SHARE)
-        tokens = 1 + int((CHUNK_BUDGET * share * step_ms - self._entry_ms) / token_ms)
-        return min(largest, max(MIN_CHUNK_TOKENS, tokens))
+        further_ms = (budget * share - 1) * self._entry_ms
+        token_ms = self._token_ms or MARGINAL_COST_GUESS * self._entry_ms
+        return min(largest, max(MIN_CHUNK_TOKENS, 1 + int(further_ms / token_ms)))
 
 
 def _smooth(mean: float, value: float) -> float:
