@@ -9,14 +9,14 @@ import socket
 import sys
 import threading
 import types
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import qasync
 from PySide6.QtCore import QMessageLogContext, QTimer, QtMsgType, qInstallMessageHandler
 from PySide6.QtWidgets import QApplication
 
+from app.background import BackgroundWork, WindowGuide, run_background
 from app.chat.chat_flow import ChatFlow
 from app.fleet_bridge import FleetBridge
 from app.fleet_flow import FleetFlow
@@ -26,7 +26,6 @@ from app.main_window import MainWindow, PageName
 from app.placement.placement_flow import PlacementFlow
 from app.settings import Settings
 from app.task_group import TaskGroup
-from fleet.controller import FleetController
 from fleet.controller_thread import ControllerThread
 from fleet.data_dir import create_data_dir
 from fleet.errors import PacelineError
@@ -34,15 +33,12 @@ from fleet.errors import PacelineError
 _SIGNAL_INTERVAL_MS = 300
 _log = logging.getLogger("paceline.app")
 
-BackgroundWork = Callable[[FleetController, Callable[[str], None]], Coroutine[Any, Any, object]]
-
 
 def run_app(
     data_dir: Path,
     *,
     initial_page: PageName = "fleet",
     background: BackgroundWork | None = None,
-    page_afterwards: PageName | None = None,
     on_ready: Callable[[MainWindow], None] | None = None,
 ) -> int:
     """Open the control panel and return when it has been closed and everything behind it has ended.
@@ -51,9 +47,8 @@ def run_app(
         data_dir: identity, trust, settings and built shards.
         initial_page: the page that is shown first.
         background: work that is done in the network thread while the window is open, such as the demo's fleet. It is
-            given the controller and a function (for any thread) that shows a line of progress in the window; it is
-            cancelled when the window closes, and its failure is shown in words.
-        page_afterwards: the page that is shown when that work has ended well.
+            given the controller and what it may do with the window; it is cancelled when the window closes, and its
+            failure is shown in words.
         on_ready: called with the window when it is shown.
 
     Returns:
@@ -70,9 +65,7 @@ def run_app(
     collector = GarbageCollector(application)
     loop = qasync.QEventLoop(application)
     try:
-        code: int = loop.run_until_complete(
-            _main(application, data_dir, initial_page, background, page_afterwards, on_ready)
-        )
+        code: int = loop.run_until_complete(_main(application, data_dir, initial_page, background, on_ready))
         return code
     finally:
         loop.close()
@@ -84,7 +77,6 @@ async def _main(
     data_dir: Path,
     initial_page: PageName,
     background: BackgroundWork | None,
-    page_afterwards: PageName | None,
     on_ready: Callable[[MainWindow], None] | None,
 ) -> int:
     settings = Settings(data_dir)
@@ -109,7 +101,8 @@ async def _main(
         placement.deployed.connect(lambda _deployment: window.show_page("deploy"))
         await bridge.start()
         if background is not None:
-            tasks.start(_run_background(window, bridge, background, page_afterwards), "background work")
+            guide = WindowGuide(window, placement.open_path)
+            tasks.start(run_background(window, bridge, background, guide), "background work")
     except PacelineError as error:
         code = 1
         window.banner.show_message(str(error))
@@ -125,32 +118,6 @@ async def _main(
     window.close_now()
     remove_hooks()
     return code
-
-
-async def _run_background(
-    window: MainWindow, bridge: FleetBridge, background: BackgroundWork, page_afterwards: PageName | None
-) -> None:
-    """Show what the work says, and how it fails. Its lines come from the network thread."""
-    lines: asyncio.Queue[str] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-
-    def tell(text: str) -> None:
-        loop.call_soon_threadsafe(lines.put_nowait, text)
-
-    async def show() -> None:
-        while True:
-            window.show_progress(await lines.get())
-
-    showing = asyncio.ensure_future(show())
-    try:
-        await bridge.run(lambda controller: background(controller, tell))
-        if page_afterwards is not None:
-            window.show_page(page_afterwards)
-    except PacelineError as error:
-        window.banner.show_message(str(error))
-    finally:
-        showing.cancel()
-        window.show_progress("")
 
 
 def _show_fault(window: MainWindow, name: str, error: BaseException) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Literal
 
 from fleet.build_messages import BuildProgress
 from fleet.controller import FleetController
@@ -19,6 +21,11 @@ from paceline.small_model import small_model_path
 from paceline.terminal_chat import answer_prompt, converse, typed_lines
 from paceline.with_controller import run_with_controller
 
+SHARDS = "shards"
+"""The shard folder, in the demo's folder."""
+
+Step = Literal["placed", "sending", "ready"]
+
 
 def agent_names(count: int) -> list[str]:
     """Names of the demo's agents."""
@@ -26,9 +33,14 @@ def agent_names(count: int) -> list[str]:
 
 
 async def bring_up(
-    controller: FleetController, agents: LocalAgents, folder: Path, count: int, tell: Tell
+    controller: FleetController,
+    agents: LocalAgents,
+    folder: Path,
+    count: int,
+    tell: Tell,
+    on_step: Callable[[Step], Awaitable[None]] | None = None,
 ) -> DeploymentView:
-    """The deployment of the small model over ``count`` agents, ready to chat.
+    """The deployment of the small model over ``count`` agents, ready to chat. ``on_step`` is awaited at each step.
 
     Raises:
         PacelineError: an agent ended or was not found, or building, sending or starting the shards failed.
@@ -44,7 +56,16 @@ async def bring_up(
         raise
     placement = choose_placement(manifest, controller.placement_nodes(), None, None)
     tell_placement(placement, tell)
-    return await deploy_and_wait(controller, folder / "shards", placement, manifest.kv_precision, tell)
+    step = on_step or _take_no_notice
+    await step("placed")
+    await step("sending")
+    deployment = await deploy_and_wait(controller, folder / SHARDS, placement, manifest.kv_precision, tell)
+    await step("ready")
+    return deployment
+
+
+async def _take_no_notice(step: Step) -> None:
+    pass
 
 
 async def _build(folder: Path, count: int, tell: Tell, cancelled: threading.Event) -> Manifest:
@@ -58,7 +79,7 @@ async def _build(folder: Path, count: int, tell: Tell, cancelled: threading.Even
     return await asyncio.to_thread(
         build_shards,
         small_model_path(),
-        folder / "shards",
+        folder / SHARDS,
         stages=count,
         work_folder=folder / "model",
         on_progress=on_progress,

@@ -38,9 +38,10 @@ def on_ready(window):
         timer.start(50)
     print("ready", window.page, flush=True)
 
-async def work(controller, tell):
-    tell("working")
+async def work(controller, guide):
+    guide.tell("working")
     if mode == "afterwards":
+        guide.show_page("deploy")
         return
     raise DeployError("The demo's agent is gone.")
 
@@ -49,7 +50,6 @@ code = run_app(
     initial_page="chat",
     on_ready=on_ready,
     background=work if mode in ("work", "afterwards") else None,
-    page_afterwards="deploy" if mode == "afterwards" else None,
 )
 import threading
 print("ended", code, [thread.name for thread in threading.enumerate() if not thread.daemon], flush=True)
@@ -92,7 +92,7 @@ def test_work_in_the_background_that_fails_is_told_in_the_window(tmp_path: Path)
     assert output.splitlines()[-1].startswith("ended 0")
 
 
-def test_the_page_for_afterwards_is_shown_when_the_work_is_done(tmp_path: Path) -> None:
+def test_the_work_turns_to_a_page(tmp_path: Path) -> None:
     output, errors = start(tmp_path, "afterwards").communicate(timeout=60)
     assert output.splitlines() == ["ready chat", "now deploy", "ended 0 ['MainThread']"], errors
 
