@@ -60,7 +60,7 @@ def build(
         cuts: instead of ``stages``, the first layer of every stage but stage 0.
         kv_precision: the precision of the KV cache that the manifest plans with and the check runs with.
         progress: hears how far the build is.
-        cancelled: asked several times a second; True stops the build.
+        cancelled: asked with every report of progress, and while a GGUF file is converted; True stops the build.
         work_folder: where converted models are kept; the place in the data folder by default.
 
     Raises:
@@ -88,10 +88,11 @@ def build(
         reporter.check()
         _put_in_place(scratch, output)
     except OSError as error:
-        raise ModelError(f"The shards cannot be written to {output}: {error.strerror}.") from None
+        where = f" ({error.filename})" if error.filename else ""
+        raise ModelError(f"The shards cannot be written to {output}: {error.strerror}{where}.") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    reporter.report("verify", 1.0)
+    reporter.finish()
     return manifest
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import openvino as ov
 
+from fleet.errors import ModelError
 from fleet.manifest import MANIFEST_NAME, FileEntry, KvPrecision, Layer, Manifest, Verification, load_manifest
 from shard_builder.analysis import analyse
 from shard_builder.manifest_parts import KV_BYTES, describe_layers
@@ -73,7 +74,11 @@ def inspect(
         ModelError: it is neither, or cannot be cut; the text says why.
         CancelledError: ``cancelled`` said so.
     """
-    if (path / MANIFEST_NAME).is_file():
+    try:
+        cut = (path / MANIFEST_NAME).is_file()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+    if cut:
         return inspect_manifest(load_manifest(path), kv_precision)
     precision = kv_precision or "f16"
     source = open_source(path, work_folder, cancelled or (lambda: False))

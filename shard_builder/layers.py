@@ -34,7 +34,7 @@ class State:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An output port of a node."""
+    """An output port of a node; the port is NOWHERE where more than one carries the data."""
 
     node: int
     port: int
@@ -87,7 +87,7 @@ def find_layers(graph: Graph, token_input: int, logits: Tensor) -> LayerMap:
     entries = []
     for owner in sorted(grouped, key=place_in_chain.__getitem__):
         ports = graph.data_ports(owner, data_nodes)
-        # More than one tensor leaves this node; then the one that it reads is the bottleneck, if it has one.
+        # Where more than one tensor leaves the node, there is no cut; that is said when a cut is asked for there.
         entries.append(Tensor(owner, ports.pop() if len(ports) == 1 else NOWHERE))
     return LayerMap(
         graph=graph,

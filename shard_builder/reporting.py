@@ -42,6 +42,10 @@ class Reporter:
         fraction = start + (end - start) * min(share, 1.0)
         self._progress(BuildProgress(phase=phase, fraction=fraction, bytes_done=bytes_done, bytes_total=bytes_total))
 
+    def finish(self) -> None:
+        """Reports that the build is complete, which nothing can undo any more."""
+        self._progress(BuildProgress(phase="verify", fraction=1.0))
+
     def steps(self, phase: BuildPhase, count: int) -> Callable[[], None]:
         """A function that reports one more of ``count`` steps of a phase each time it is called."""
         done = 0

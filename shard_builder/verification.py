@@ -63,7 +63,7 @@ def verify(
         reference: a folder with the whole model's stored logits, which spares loading it; where the folder is missing
             or empty they are stored there. Or the whole model itself, as given to ``build``.
         progress: hears how far the check is.
-        cancelled: asked several times a second; True stops the check.
+        cancelled: asked with every report of progress; True stops the check.
         work_folder: where converted models are kept; the place in the data folder by default.
 
     Raises:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +205,37 @@ def test_places_that_cannot_be_written_are_named(tiny_model: Writer, tmp_path: P
     with pytest.raises(ModelError, match="exists and is not a shard folder"):
         build(model, model, stages=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model"]
+
+
+@pytest.fixture
+def stranger() -> Callable[[], AbstractContextManager[None]]:
+    """A context in which this process may not read what its user has made private."""
+    if sys.platform == "win32" or os.geteuid() != 0:
+        pytest.skip("only the superuser can become somebody else")
+
+    @contextmanager
+    def become() -> Iterator[None]:
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+
+    return become
+
+
+def test_what_may_not_be_read_is_named(
+    tiny_model: Writer, tmp_path: Path, stranger: Callable[[], AbstractContextManager[None]]
+) -> None:
+    model = tiny_model()
+    model.chmod(0o700)
+    for act in (
+        lambda: build(model, tmp_path / "shards", stages=2),
+        lambda: inspect(model),
+        lambda: verify(model),
+    ):
+        with stranger(), pytest.raises(ModelError, match="cannot be read: Permission denied"):
+            act()
 
 
 def test_a_full_disk_is_noticed_before(tiny_model: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
