@@ -93,6 +93,8 @@ def exact_properties(device: str, kv_precision: KvPrecision) -> dict[str, Any]:
     }
     if device.startswith("CPU"):
         properties["INFERENCE_NUM_THREADS"] = EXACT_THREADS
+        # Without these the CPU plugin takes f32 in this mode, and KV_CACHE_PRECISION still reads as it was set.
+        properties["KEY_CACHE_PRECISION"] = properties["VALUE_CACHE_PRECISION"] = kv_precision
     return properties
 
 

@@ -52,6 +52,9 @@ class DeviceOptions:
         if self.inference_precision:
             found["INFERENCE_PRECISION_HINT"] = self.inference_precision
             found["EXECUTION_MODE_HINT"] = "ACCURACY"
+            if self.device == "CPU":
+                # Without these the CPU plugin takes f32 in this mode, and KV_CACHE_PRECISION still reads as it was set.
+                found["KEY_CACHE_PRECISION"] = found["VALUE_CACHE_PRECISION"] = _KV_TYPES[self.kv_precision]
         if self.dynamic_quantization_group_size is not None:
             found["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = str(self.dynamic_quantization_group_size)
         if self.cache_folder:

@@ -14,7 +14,7 @@ from openvino import opset13
 
 from fleet.errors import ModelError
 from fleet.gateway_messages import Sampling
-from fleet.manifest import FileEntry, Manifest, Stage
+from fleet.manifest import FileEntry, KvPrecision, Manifest, Stage
 from pipeline.messages import Entry
 from pipeline.stage.execution import StepExecutor
 from pipeline.stage.machine import Compute
@@ -198,6 +198,8 @@ def test_the_kv_precision_is_always_said() -> None:
         "INFERENCE_NUM_THREADS": 2,
         "INFERENCE_PRECISION_HINT": "f32",
         "EXECUTION_MODE_HINT": "ACCURACY",
+        "KEY_CACHE_PRECISION": ov.Type.f16,
+        "VALUE_CACHE_PRECISION": ov.Type.f16,
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
     }
     assert set(DeviceOptions("GPU", "u8", threads=2).properties()) == {"PERFORMANCE_HINT", "KV_CACHE_PRECISION"}
@@ -216,6 +218,16 @@ def test_a_real_shard_is_compiled_with_the_precision_that_was_asked_for(load: Lo
     assert shard.compiled.get_property("KV_CACHE_PRECISION") == ov.Type.f32
     assert set(shard.inputs) == {"inputs_embeds", "attention_mask", "position_ids", "beam_idx", "sampled_positions"}
     assert shard.is_last
+
+
+@pytest.mark.parametrize("precision", ["f32", "f16", "u8"])
+def test_exact_inference_leaves_the_kv_precision_alone(smollm2_two_stages: Path, precision: KvPrecision) -> None:
+    """The CPU plugin's accuracy mode would store f32 and go on saying what it was asked for."""
+    options = DeviceOptions("CPU", precision, 1, inference_precision="f32", dynamic_quantization_group_size=0)
+    compiled = load_shard(smollm2_two_stages, 0, options).compiled
+    expected = {"f32": ov.Type.f32, "f16": ov.Type.f16, "u8": ov.Type.u8}[precision]
+    for name in ("KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"):
+        assert compiled.get_property(name) == expected
 
 
 def test_a_stage_that_is_not_there_is_named(load: LoadStage) -> None:
