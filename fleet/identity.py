@@ -13,13 +13,26 @@ from fleet.errors import DataFolderError
 from fleet.node import NodeId
 
 IDENTITY_FILE = "identity.key"
-Z85_ALPHABET = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+Z85_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 """https://rfc.zeromq.org/spec/32/"""
+_Z85_DIGITS = {character: digit for digit, character in enumerate(Z85_ALPHABET)}
 
 
 def is_public_key(text: str) -> bool:
-    """Whether this could be a CURVE key in Z85 form: 40 characters of its alphabet."""
-    return len(text) == 40 and Z85_ALPHABET.issuperset(text)
+    """Whether this is 32 bytes in Z85 form, as libzmq takes them for a CURVE key.
+
+    Five characters stand for four bytes, so there are groups of five that stand for none.
+    """
+    if len(text) != 40 or not _Z85_DIGITS.keys() >= set(text):
+        return False
+    return all(_z85_value(text[start : start + 5]) < 2**32 for start in range(0, 40, 5))
+
+
+def _z85_value(group: str) -> int:
+    value = 0
+    for character in group:
+        value = value * 85 + _Z85_DIGITS[character]
+    return value
 
 
 def node_id_of(public_key: str) -> NodeId:

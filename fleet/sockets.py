@@ -19,7 +19,7 @@ import zmq
 
 from fleet.codec import MAX_CONTROL_BYTES
 from fleet.errors import UnreachableError
-from fleet.identity import Identity
+from fleet.identity import Identity, is_public_key
 from fleet.node import PeerAddress
 from fleet.zap import ZAP_DOMAIN, AllowList, ZapHandler, authorised_sender, sender_key, start_zap
 
@@ -95,7 +95,12 @@ def curve_client_socket(
 
     It reconnects by itself after a loss, not after a refusal: then close it and make another. Nothing is queued
     while there is no connection: sending blocks (or raises ``zmq.Again``).
+
+    Raises:
+        UnreachableError: ``server_public_key``, which may have come from another PC, is not a CURVE key.
     """
+    if not is_public_key(server_public_key):
+        raise UnreachableError("The peer cannot be connected to: what was given as its public key is not a CURVE key.")
     socket = context.socket(socket_type)
     _set_common_options(socket, high_water_mark, max_message_bytes, linger_ms)
     socket.set(zmq.CURVE_SERVERKEY, server_public_key.encode())

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from fleet.codec import PROTOCOL_VERSION, Decoder, encode
-from fleet.errors import MessageError
+from fleet.errors import MessageError, UnreachableError
 from fleet.identity import Identity
 from fleet.node import PeerAddress
 from fleet.socket_monitor import SocketMonitor
@@ -122,9 +122,13 @@ class StageLink:
         if not outcome.endpoint:
             self._lose(outcome.error, now_s)
             return
-        self._socket = curve_client_socket(
-            self._context, zmq.DEALER, self._identity, self.peer.public_key, high_water_mark=HIGH_WATER_MARK
-        )
+        try:
+            self._socket = curve_client_socket(
+                self._context, zmq.DEALER, self._identity, self.peer.public_key, high_water_mark=HIGH_WATER_MARK
+            )
+        except UnreachableError as error:
+            self._lose(f"{self.name}: {error}", now_s)
+            return
         self._monitor = SocketMonitor(self._socket)
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor.socket, zmq.POLLIN)

@@ -140,6 +140,12 @@ def test_a_wrong_server_key_never_connects(server_context: BlockingContext, clie
         assert not server.poll(REFUSAL_MS)
 
 
+@pytest.mark.parametrize("key", [" " * 40, "#" * 40, "\u00e9" * 40])
+def test_a_server_key_that_is_none_is_a_sentence(client_context: BlockingContext, key: str) -> None:
+    with pytest.raises(UnreachableError, match="not a CURVE key"):
+        curve_client_socket(client_context, zmq.DEALER, Identity.generate(), key)
+
+
 def test_plain_and_null_clients_are_refused(server_context: BlockingContext, client_context: BlockingContext) -> None:
     with start_zap(server_context, AllowList([CLIENT.public_key])):
         server = curve_server_socket(server_context, zmq.ROUTER, SERVER)

@@ -21,6 +21,15 @@ def test_identity_is_made_once_and_kept(tmp_path: Path) -> None:
     assert len(first.node_id) == 16
 
 
+@pytest.mark.parametrize("text", ["", "0" * 39, "0" * 41, " " * 40, "\u0661" * 40, "#" * 40, "0" * 35 + "%nSc1"])
+def test_what_libzmq_takes_for_no_key_is_none(text: str) -> None:
+    assert not is_public_key(text)
+
+
+def test_the_largest_group_of_a_key_is_one() -> None:
+    assert is_public_key("0" * 35 + "%nSc0")
+
+
 def test_callers_at_once_get_one_identity(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         identities = set(pool.map(load_or_create_identity, [tmp_path] * 16))

@@ -347,6 +347,21 @@ def test_an_unreachable_next_stage_is_named(pipeline: LocalPipeline, gateway: Sm
     assert all(isinstance(message, Attached) for message in gateway.attach())
 
 
+@pytest.mark.parametrize("key", [" " * 40, "#" * 40])
+def test_a_next_stage_with_a_key_that_is_none_ends_the_epoch_and_not_the_stage(
+    pipeline: LocalPipeline, gateway: SmallGateway, key: str
+) -> None:
+    following = pipeline.stage_addresses[1]
+    nobody = PeerAddress(following.node_name, following.addresses, following.port, key)
+    gateway.send(0, Attach(PROTOCOL_VERSION, next(gateway.epochs), 0, nobody))
+    _, fault = gateway.receive()
+    assert isinstance(fault, Fault)
+    assert fault.epoch_over
+    assert "not a CURVE key" in fault.message
+    gateway.attach()
+    assert len(gateway.generate(PROMPTS[1], 2)) == 2
+
+
 def test_a_killed_last_stage_is_reported_and_the_first_survives(smollm2_two_stages: Path) -> None:
     with LocalPipeline(smollm2_two_stages, exact=True, threads=1) as pipeline:
         gateway = SmallGateway(pipeline.stage_addresses, pipeline.identity)
