@@ -15,8 +15,8 @@ from fleet.manifest import KvPrecision, Manifest
 from fleet.node import Bytes, Inventory, LiveLoad, PeerAddress, Port, PublicKey, Text
 
 RequestNumber = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-DeploymentId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{12}$")]
-Hex = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{0,128}$")]
+DeploymentId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{12}\Z")]
+Hex = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,128}\Z")]
 StageNumber = Annotated[int, msgspec.Meta(ge=0, le=1023)]
 LongText = Annotated[str, msgspec.Meta(max_length=4096)]
 
@@ -190,7 +190,7 @@ class FetchChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
     """Agent to controller over the transfer socket: send these bytes of a run or file, named by its hash."""
 
     number: RequestNumber
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     offset: Bytes
     bytes: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 

@@ -33,7 +33,7 @@ ADDRESS_POLL_S = 5.0
 FLUSH_S = 1.5
 """An address that is no longer announced stays readable for a second (RFC 6762, section 10.2): look again after it."""
 _MAX_LABEL_BYTES = 63
-_NODE_ID = re.compile(r"^[0-9a-f]{16}$")
+_NODE_ID = re.compile(r"[0-9a-f]{16}")
 
 _log = logging.getLogger("paceline.discovery")
 
@@ -76,7 +76,7 @@ def read_announcement(
     public_key, fleet, version = text(b"key"), text(b"fleet"), text(b"v")
     if not is_public_key(public_key) or not re.fullmatch(r"[0-9]{1,5}", version) or not port or not 0 < port < 65536:
         return None
-    if fleet and not _NODE_ID.match(fleet):
+    if fleet and not _NODE_ID.fullmatch(fleet):
         return None
     if not addresses:
         return None

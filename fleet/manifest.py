@@ -23,10 +23,10 @@ RUN_ALIGNMENT_BYTES = 4096
 
 _WINDOWS_DEVICES = {"con", "prn", "aux", "nul"} | {f"{device}{n}" for device in ("com", "lpt") for n in range(10)}
 
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
-FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=120)]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*\Z", max_length=120)]
 ModelId = NewType("ModelId", str)
 KvPrecision = Literal["f32", "f16", "bf16", "u8"]
 RunKind = Literal["layer", "embedding", "head", "shared", "cut"]
@@ -150,11 +150,15 @@ def decode_manifest(text: bytes, where: str = "manifest") -> Manifest:
         raise ModelError(f"{where} is not a shard manifest that this version reads: {error}.") from None
     _check_file_names(manifest, where)
     known = {run.sha256: run for run in manifest.runs}
+    if any(run.bytes != known[run.sha256].bytes for run in manifest.runs):
+        raise ModelError(f"{where}: a run is listed twice with two sizes; build the shards again.")
     expected_first = 0
     for index, stage in enumerate(manifest.stages):
         if stage.stage != index or stage.first_layer != expected_first or stage.end_layer < stage.first_layer:
             raise ModelError(f"{where}: the stages do not follow each other at stage {index}; build the shards again.")
         expected_first = stage.end_layer
+        if stage.bytes != stage.weights.bytes:
+            raise ModelError(f"{where}: stage {index} gives two sizes of its weight file; build the shards again.")
         end = 0
         for place in stage.runs:
             if place.sha256 not in known:
