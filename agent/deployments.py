@@ -34,6 +34,8 @@ from fleet.process import GatewayConfig, StageConfig
 
 _log = logging.getLogger("paceline.agent.deployments")
 _MB = 1_000_000
+MAX_STAGES = 256
+"""That one agent holds at a time, on their way in or running; all of them must fit the answer to a heartbeat."""
 
 Key = tuple[str, int | None]
 """A child: deployment and stage, or deployment and None for its gateway."""
@@ -143,6 +145,8 @@ class Deployments:
             return
         manifest = self._checked(request.manifest, request.stage)
         self._stages.pop(key, None)
+        if len(self._stages) >= MAX_STAGES:
+            raise DeployError(f"this PC has {MAX_STAGES} stages already, and that is the limit.")
         needed_bytes = manifest.stages[request.stage].bytes
         taken_bytes = self._loaded_bytes()
         if taken_bytes + needed_bytes > self._facts.memory_budget_bytes:

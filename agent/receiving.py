@@ -57,7 +57,9 @@ class Reception:
         self._stage = stage
         self._on_end = on_end
         self._parts = manifest.stages[stage]
-        self._small: tuple[FileEntry, ...] = (self._parts.graph, *(manifest.tokenizer if stage == 0 else ()))
+        small = (self._parts.graph, *(manifest.tokenizer if stage == 0 else ()))
+        # Files of the same content are one to the store.
+        self._small: tuple[FileEntry, ...] = tuple({entry.sha256: entry for entry in small}.values())
         self._total_bytes = sum(entry.bytes for entry in self._small) + sum(
             manifest.run(place.sha256).bytes for place in self._parts.runs
         )
@@ -105,8 +107,8 @@ class Reception:
         self._held_bytes = sum(entry.bytes for entry in self._small if entry not in missing)
         wanted += [Wanted(entry.sha256, entry.bytes, store.incoming_path(entry.sha256)) for entry in missing]
         need_weights = store.weights(parts.weights.sha256) is None
+        await asyncio.to_thread(self._make_room, [*missing, *([parts.weights] if need_weights else [])])
         if need_weights:
-            await asyncio.to_thread(self._make_room)
             wanted += await self._copy_held_runs()
         else:
             self._held_bytes += sum(self._manifest.run(place.sha256).bytes for place in parts.runs)
@@ -149,15 +151,17 @@ class Reception:
                 rest.append(Wanted(place.sha256, size, path, place.offset))
         return rest
 
-    def _make_room(self) -> None:
-        path = self._store.incoming_path(self._parts.weights.sha256)
-        begun_bytes = path.stat().st_size if path.exists() else 0
-        needed_bytes = max(0, self._parts.weights.bytes - begun_bytes)
+    def _make_room(self, missing: Sequence[FileEntry]) -> None:
+        needed_bytes = 0
+        for entry in missing:
+            path = self._store.incoming_path(entry.sha256)
+            needed_bytes += max(0, entry.bytes - (path.stat().st_size if path.exists() else 0))
+        keep = frozenset({self._parts.weights.sha256, *(entry.sha256 for entry in missing)})
 
         def free_bytes() -> int:
             return int(psutil.disk_usage(str(self._store.incoming)).free)
 
-        if not self._store.make_room(needed_bytes, free_bytes, frozenset({self._parts.weights.sha256})):
+        if needed_bytes and not self._store.make_room(needed_bytes, free_bytes, keep):
             raise TransferError(
                 f"The disk has {free_bytes() / _MB:,.0f} MB free, and stage {self._stage} needs "
                 f"{needed_bytes / _MB:,.0f} MB besides the {DISK_RESERVE_BYTES / _MB:,.0f} MB that stay free; "

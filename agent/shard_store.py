@@ -29,6 +29,7 @@ import msgspec
 from fleet.data_dir import write_private
 from fleet.errors import TransferError
 from fleet.manifest import MANIFEST_NAME, FileEntry, Manifest, decode_manifest, encode_manifest
+from fleet.transfer_files import journal_of
 
 DISK_RESERVE_BYTES = 1 << 30
 """Never taken by shards, so that the PC itself goes on working."""
@@ -186,22 +187,33 @@ class ShardStore:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def make_room(self, needed_bytes: int, free_bytes: Callable[[], int], keep: frozenset[str]) -> bool:
-        """Remove weight files that no deployment uses, the longest unused first, until there is room.
+        """Remove what receptions left unfinished, then weight files that no deployment uses, the longest unused
+        first, until there is room. Where all of that would not be enough, nothing is removed.
 
         Args:
             needed_bytes: what must be free besides the reserve.
             free_bytes: asks the disk.
-            keep: hashes of weight files that are about to be used.
+            keep: hashes of files that are about to be used.
 
         Returns:
             Whether there is enough room now.
         """
+        begun = [path for path in self._incoming.glob("*.part") if path.stem not in keep]
         used = keep | {manifest.stages[stage].weights.sha256 for _, stage, manifest in self.published()}
         unused = sorted((key for key in self._index if key not in used), key=self._last_use)
-        while free_bytes() < needed_bytes + DISK_RESERVE_BYTES:
-            if not unused:
+        at_hand_bytes = sum(path.stat().st_size for path in begun) + sum(self._index[key].bytes for key in unused)
+        wanted_bytes = needed_bytes + DISK_RESERVE_BYTES
+        if free_bytes() + at_hand_bytes < wanted_bytes:
+            return False
+        while free_bytes() < wanted_bytes:
+            if begun:
+                path = begun.pop()
+                path.unlink()
+                journal_of(path).unlink(missing_ok=True)
+            elif unused:
+                self._forget_weights(unused.pop(0))
+            else:
                 return False
-            self._forget_weights(unused.pop(0))
         return True
 
     def mark_used(self, sha256: str) -> None:

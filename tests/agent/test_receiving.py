@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent import receiving
 from agent.receiving import Reception
-from agent.shard_store import ShardStore
+from agent.shard_store import DISK_RESERVE_BYTES, ShardStore
 from fleet.errors import TransferError
-from fleet.manifest import load_manifest
+from fleet.manifest import MANIFEST_NAME, encode_manifest, load_manifest
 from fleet.transfer import Wanted
 
 DEPLOYMENT = "0123456789ab"
@@ -120,6 +121,35 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
     assert reception.failure is not None
     assert "The disk has 1 MB free" in reception.failure
     assert fetcher.fetched_bytes == 0
+
+
+def test_graphs_and_tokenizers_leave_the_reserve_alone_too(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ShardStore(tmp_path / "store")
+    assert receive(store, PlayedFetcher(shards), shards, 0).complete
+    manifest = load_manifest(shards)
+    graph = msgspec.structs.replace(manifest.stages[0].graph, sha256="f" * 64, bytes=2 << 20)
+    stages = (msgspec.structs.replace(manifest.stages[0], graph=graph), *manifest.stages[1:])
+    (shards / MANIFEST_NAME).write_bytes(encode_manifest(msgspec.structs.replace(manifest, stages=stages)))
+    usage = shutil.disk_usage(tmp_path)._replace(free=DISK_RESERVE_BYTES + (1 << 20))
+    monkeypatch.setattr("agent.receiving.psutil.disk_usage", lambda path: usage)
+    reception = receive(store, PlayedFetcher(shards), shards, 0)
+    assert reception.failure is not None
+    assert "make room on this PC" in reception.failure
+
+
+def test_two_files_of_the_same_content_arrive(tmp_path: Path, shards: Path) -> None:
+    manifest = load_manifest(shards)
+    [entry] = manifest.tokenizer
+    twin = msgspec.structs.replace(entry, name="special_tokens_map.json")
+    shutil.copy(shards / entry.name, shards / twin.name)
+    (shards / MANIFEST_NAME).write_bytes(encode_manifest(msgspec.structs.replace(manifest, tokenizer=(entry, twin))))
+    store = ShardStore(tmp_path / "store")
+    reception = receive(store, PlayedFetcher(shards), shards, 0)
+    assert reception.failure is None
+    folder = store.folder(DEPLOYMENT, 0)
+    assert (folder / twin.name).read_bytes() == (folder / entry.name).read_bytes() == b"{}"
 
 
 def test_a_cancelled_reception_leaves_the_next_its_turn(tmp_path: Path, shards: Path) -> None:

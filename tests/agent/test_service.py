@@ -7,11 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import zmq.asyncio
 
 from agent.agent_state import load_state
+from agent.deployments import MAX_STAGES
 from agent.service import AgentOptions, AgentService
 from fleet.child_process import start_child
 from fleet.control import ControlClient
@@ -355,6 +357,27 @@ def test_a_controller_that_leaves_is_forgotten_with_all_it_started(run: Callable
         with pytest.raises(EnrolmentError):
             await fleet.connect("pc-2", fleet.controller.identity)
         await owner.close()
+
+    run(test)
+
+
+def test_a_flood_of_deployments_ends_at_a_limit_that_heartbeats_can_report(
+    run: Callable[..., None], shards: Path
+) -> None:
+    async def test(fleet: Fleet) -> None:
+        fleet.start_agent("pc-1", fleet.controller.create_token(1, 3600))
+        await fleet.until_ready("pc-1")
+        client = await fleet.connect("pc-1", fleet.controller.identity)
+        prepare = PrepareStage(number=0, deployment=OTHER_DEPLOYMENT, manifest=load_manifest(shards), stage=0)
+        for number in range(MAX_STAGES):
+            await client.request(msgspec.structs.replace(prepare, deployment=f"{number:012x}"))
+        with pytest.raises(RefusedError, match="that is the limit"):
+            await client.request(prepare)
+        await until_beat(client, lambda reply: len(reply.status.stages) == MAX_STAGES)
+        await client.request(Undeploy(number=0, deployment="0" * 12))
+        await until_beat(client, lambda reply: len(reply.status.stages) == MAX_STAGES - 1)
+        await client.request(prepare)
+        await client.close()
 
     run(test)
 

@@ -11,6 +11,7 @@ import pytest
 from agent.shard_store import DISK_RESERVE_BYTES, ShardStore
 from fleet.errors import TransferError
 from fleet.manifest import load_manifest
+from fleet.transfer_files import journal_of
 
 DEPLOYMENT = "0123456789ab"
 
@@ -155,6 +156,29 @@ def test_room_is_made_from_what_no_deployment_uses(store: ShardStore, shards: Pa
     assert store.weights(used) is not None
     assert not store.make_room(600, free_bytes, frozenset())
     assert store.weights(used) is not None
+
+
+def test_nothing_is_removed_for_what_would_not_fit_all_the_same(store: ShardStore, shards: Path) -> None:
+    receive(store, shards, 1)
+    unused = load_manifest(shards).stages[1].weights.sha256
+    assert not store.make_room(2**48, lambda: DISK_RESERVE_BYTES, frozenset())
+    assert store.weights(unused) is not None
+
+
+def test_what_receptions_left_unfinished_makes_room_first(store: ShardStore, shards: Path) -> None:
+    receive(store, shards, 1)
+    unused = load_manifest(shards).stages[1].weights.sha256
+    left, kept = store.incoming_path("a" * 64), store.incoming_path("b" * 64)
+    for path in (left, kept):
+        path.write_bytes(bytes(1000))
+        journal_of(path).touch()
+
+    def free_bytes() -> int:
+        return DISK_RESERVE_BYTES + (0 if left.exists() else 1000)
+
+    assert store.make_room(900, free_bytes, frozenset({"b" * 64}))
+    assert {path.name for path in store.incoming.iterdir()} == {kept.name, journal_of(kept).name}
+    assert store.weights(unused) is not None
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "x" * 64, "a" * 63, ""])
