@@ -60,8 +60,9 @@ def _bundled(folder: Path, stages: int) -> Path:
 
 
 def _show(report: Any) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from paceline.terminal import PlainConsole
 
     table = Table(title=f"{report.model}, {report.stages} stages, KV {report.kv_precision}")
     for title in (
@@ -81,4 +82,4 @@ def _show(report: Any) -> None:
             f"{first.p50 * 1000:.0f} / {first.p95 * 1000:.0f} ms",
             f"{between.p50 * 1000:.1f} / {between.p95 * 1000:.1f} ms",
         )
-    Console().print(table)
+    PlainConsole().print(table)

@@ -62,7 +62,9 @@ def report(error: BaseException) -> int:
         )
     if _Debug.enabled:
         logging.getLogger("paceline").error("the traceback of the fault", exc_info=error)
-    print(sentence, file=sys.stderr)  # noqa: T201
+    from paceline.terminal import printable
+
+    print(printable(sentence), file=sys.stderr)  # noqa: T201
     return code
 
 

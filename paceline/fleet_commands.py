@@ -55,7 +55,7 @@ def register(app: typer.Typer) -> None:
         if json:
             print_json(msgspec.json.encode({"nodes": [node_document(node) for node in view.nodes]}))
         else:
-            _show(view)
+            show_nodes(view)
 
 
 def node_document(node: NodeView) -> dict[str, Any]:
@@ -97,11 +97,13 @@ def node_document(node: NodeView) -> dict[str, Any]:
     }
 
 
-def _show(view: FleetView) -> None:
-    from rich.console import Console
+def show_nodes(view: FleetView) -> None:
+    """A table of the nodes, whatever they call themselves."""
     from rich.table import Table
 
-    console = Console()
+    from paceline.terminal import PlainConsole
+
+    console = PlainConsole()
     if not view.nodes:
         console.print(
             "No agents were seen. Start one with 'paceline agent --enrol TOKEN' (a token: 'paceline fleet token'); on "

@@ -17,6 +17,7 @@ from fleet.placement import Placement
 from fleet.views import FleetView
 from paceline.deploying import ready_nodes
 from paceline.local_agents import LocalAgents
+from paceline.terminal import printable
 
 CONTROLLER = "controller"
 """Data folder of the local fleet's controller, in the fleet's folder."""
@@ -87,4 +88,4 @@ def tell_placement(placement: Placement, tell: Tell) -> None:
 
 def tell_on_stderr(text: str) -> None:
     """A line of progress."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    print(printable(text), file=sys.stderr, flush=True)  # noqa: T201

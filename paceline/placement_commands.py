@@ -80,6 +80,7 @@ def _register_deploy(app: typer.Typer) -> None:
 
         from fleet.manifest import load_manifest
         from paceline.deploying import choose_placement, deploy_and_wait
+        from paceline.terminal import printable
         from paceline.with_controller import run_with_controller
 
         if plan is not None and nodes is not None:
@@ -97,7 +98,7 @@ def _register_deploy(app: typer.Typer) -> None:
         if json:
             print_json(msgspec.json.encode(deployment))
         else:
-            print(f"{deployment.model} is ready as {deployment.id}.")  # noqa: T201
+            print(printable(f"{deployment.model} is ready as {deployment.id}."))  # noqa: T201
 
 
 def _register_undeploy(app: typer.Typer) -> None:
@@ -139,7 +140,9 @@ async def _nodes_that_are_there(controller: FleetController) -> Sequence[Placeme
 
 
 def _tell_progress(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201
+    from paceline.terminal import printable
+
+    print(printable(text), file=sys.stderr)  # noqa: T201
 
 
 def _document(placement: Placement) -> dict[str, object]:
@@ -150,8 +153,9 @@ def _document(placement: Placement) -> dict[str, object]:
 
 
 def _show(placement: Placement) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from paceline.terminal import PlainConsole
 
     table = Table(title=f"{placement.context_tokens} tokens of context, {placement.users} users")
     for title in ("stage", "node", "device", "layers", "weights", "KV cache", "run time", "budget"):
@@ -167,7 +171,7 @@ def _show(placement: Placement) -> None:
                 for value in (stage.weight_bytes, stage.kv_bytes, stage.runtime_bytes, stage.budget_bytes)
             ),
         )
-    console = Console()
+    console = PlainConsole()
     console.print(table)
     for left_out in placement.left_out:
         console.print(f"{left_out.node_name} is left out: {left_out.reason}")

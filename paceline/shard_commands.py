@@ -139,10 +139,11 @@ def _show_inspection(inspection: Inspection, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.json.encode(inspection))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from paceline.terminal import PlainConsole
+
+    console = PlainConsole()
     layers = inspection.layers
     context = f", trained for {inspection.context_tokens:,} tokens" if inspection.context_tokens else ""
     console.print(
@@ -185,10 +186,11 @@ def _show_check(check: Check, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.json.encode(check))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from paceline.terminal import PlainConsole
+
+    console = PlainConsole()
     table = Table("stage", "fused attention")
     for stage in check.fused_attention:
         table.add_row(str(stage.stage), f"{stage.fused} of {stage.expected}")

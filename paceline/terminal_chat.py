@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from fleet.errors import PacelineError
 from fleet.gateway_client import GatewayClient
 from fleet.gateway_messages import ChatMessage, Delta, Failed, Finished, Generate, Sampling
+from paceline.terminal import printable
 
 _EXIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
 
@@ -36,7 +37,7 @@ async def answer(
 
 def write_text(text: str) -> None:
     """Show a piece of an answer at once."""
-    sys.stdout.write(text)
+    sys.stdout.write(printable(text))
     sys.stdout.flush()
 
 
@@ -70,7 +71,7 @@ async def converse(client: GatewayClient, lines: AsyncIterator[str]) -> None:
         try:
             finished = await answer(client, asked, show, Sampling())
         except PacelineError as error:
-            print(f"\n{error}", file=sys.stderr)  # noqa: T201
+            print(printable(f"\n{error}"), file=sys.stderr)  # noqa: T201
             continue
         history = (*asked, ChatMessage("assistant", "".join(pieces)))
         write_text("\n")
