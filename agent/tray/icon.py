@@ -58,6 +58,7 @@ class StatusWindow(QWidget):
         self.title.setFont(font)
         self.lines = QLabel()
         self.lines.setWordWrap(True)
+        self.lines.setTextFormat(Qt.TextFormat.PlainText)
         self.lines.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.pause_button = QPushButton()
         self.pause_button.clicked.connect(lambda: self.pause_wanted.emit(not self._face.paused))

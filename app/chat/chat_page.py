@@ -24,7 +24,7 @@ from app.chat.conversation_view import ConversationView
 from app.chat.message_widgets import AnswerWidget, QuestionWidget
 from app.chat.prompt_field import PromptField
 from app.looks import words
-from app.looks.widgets import EmptyState, StateLabel, ThemedButton, heading, primary_button
+from app.looks.widgets import EmptyState, StateLabel, ThemedButton, heading, plain_tooltip, primary_button
 from fleet.control_messages import DeploymentId
 from fleet.views import DeploymentView, FleetView
 
@@ -190,7 +190,7 @@ class ChatPage(QWidget):
         self._state.setVisible(deployment is not None)
         if deployment is not None:
             self._state.set_wording(words.deployment_state(deployment.state))
-            self._state.setToolTip(deployment.detail)
+            self._state.setToolTip(plain_tooltip(deployment.detail))
         answering = self.answering
         self._send.setVisible(not answering)
         self._stop.setVisible(answering)

@@ -10,7 +10,7 @@ from app.chat.answer_body import AnswerBody
 from app.chat.conversation import Answer
 from app.looks.icons import pixmap
 from app.looks.theme import theme
-from app.looks.widgets import Banner, CopyButton, ThemedButton, muted
+from app.looks.widgets import Banner, CopyButton, ThemedButton, muted, plain_label
 
 _QUESTION_SHARE = 0.78
 """A question takes at most this share of the width."""
@@ -73,7 +73,7 @@ class AnswerWidget(QWidget):
         super().__init__(parent)
         self._answer_text = ""
         self._picture = QLabel(self)
-        name = QLabel(model, self)
+        name = plain_label(model, self)
         font = name.font()
         font.setBold(True)
         name.setFont(font)

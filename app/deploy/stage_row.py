@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, QObject, Qt
-from PySide6.QtWidgets import QGridLayout, QLabel, QProgressBar
+from PySide6.QtWidgets import QGridLayout, QProgressBar
 
 from app.deploy.transfer_meter import TransferMeter
 from app.looks import words
-from app.looks.widgets import StateLabel, muted
+from app.looks.widgets import StateLabel, muted, plain_label, plain_tooltip
 from fleet.control_messages import StageStatus
 from fleet.views import StageProgress
 
@@ -20,7 +20,7 @@ class StageRow(QObject):
     def __init__(self, grid: QGridLayout, row: int, stage: StageProgress, parent: QObject) -> None:
         super().__init__(parent)
         self._meter = TransferMeter()
-        self._node = QLabel()
+        self._node = plain_label()
         self._layers = muted("", wrap=False)
         self._state = StateLabel()
         self._bar = QProgressBar()
@@ -42,7 +42,7 @@ class StageRow(QObject):
         self._node.setText(stage.node_name)
         self._layers.setText(_layers(status))
         self._state.set_wording(words.stage_state(status.state if status is not None else None))
-        self._state.setToolTip(status.detail if status is not None else "")
+        self._state.setToolTip(plain_tooltip(status.detail) if status is not None else "")
         fraction = received_fraction(status)
         self._bar.setVisible(fraction is not None)
         if fraction is not None:

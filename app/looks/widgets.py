@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QSize, Qt, QTimer
 from PySide6.QtGui import QFont, QGuiApplication
+from PySide6.QtGui import Qt as TextRules
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
@@ -33,9 +34,21 @@ class Card(QFrame):
         self.body.setSpacing(spacing)
 
 
+def plain_label(text: str = "", parent: QWidget | None = None) -> QLabel:
+    """A label that shows its text as it is. Names come from other PCs, and Qt would take ``<b>`` in one for markup."""
+    label = QLabel(text, parent)
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    return label
+
+
+def plain_tooltip(text: str) -> str:
+    """What to give a tooltip, which has no such setting, for it to show ``text`` as it is."""
+    return TextRules.convertFromPlainText(text) if TextRules.mightBeRichText(text) else text
+
+
 def heading(text: str, level: int = 1, parent: QWidget | None = None) -> QLabel:
     """A title: level 1 names the page, level 2 a card."""
-    label = QLabel(text, parent)
+    label = plain_label(text, parent)
     font = QFont(label.font())
     font.setPointSizeF(font.pointSizeF() * (1.6 if level == 1 else 1.15))
     font.setWeight(QFont.Weight.DemiBold)
@@ -45,7 +58,7 @@ def heading(text: str, level: int = 1, parent: QWidget | None = None) -> QLabel:
 
 def muted(text: str = "", parent: QWidget | None = None, *, wrap: bool = True) -> QLabel:
     """A quiet explanation."""
-    label = QLabel(text, parent)
+    label = plain_label(text, parent)
     label.setProperty("muted", True)
     label.setWordWrap(wrap)
     return label
@@ -130,7 +143,7 @@ class StateLabel(QWidget):
         super().__init__(parent)
         self._wording: Wording | None = None
         self._picture = QLabel(self)
-        self._text = QLabel(self)
+        self._text = plain_label("", self)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(5)

@@ -11,6 +11,7 @@ from PySide6.QtGui import QBrush, QColor
 from app.looks import words
 from app.looks.icons import icon
 from app.looks.theme import theme
+from app.looks.widgets import plain_tooltip
 from app.nodes.node_columns import COLUMNS, memory_of
 from fleet.node import NodeId
 from fleet.views import NodeView
@@ -94,7 +95,7 @@ class NodeTableModel(QAbstractTableModel):
         if role == SORT_ROLE:
             return column.sort_key(node)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return column.tooltip(node) or column.text(node) or None
+            return plain_tooltip(column.tooltip(node) or column.text(node)) or None
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return f"{column.title()}: {column.text(node) or self.tr('unknown')}"
         if role == NODE_ROLE:

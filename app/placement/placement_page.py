@@ -10,7 +10,6 @@ from PySide6.QtWidgets import (
     QAbstractItemView,
     QHBoxLayout,
     QHeaderView,
-    QLabel,
     QMenu,
     QPushButton,
     QSplitter,
@@ -21,7 +20,18 @@ from PySide6.QtWidgets import (
 )
 
 from app.looks import words
-from app.looks.widgets import Banner, Card, EmptyState, StateLabel, ThemedButton, heading, muted, primary_button
+from app.looks.widgets import (
+    Banner,
+    Card,
+    EmptyState,
+    StateLabel,
+    ThemedButton,
+    heading,
+    muted,
+    plain_label,
+    plain_tooltip,
+    primary_button,
+)
 from app.looks.words import Wording
 from app.placement.assessment import Assessment, Demand
 from app.placement.build_strip import BuildStrip
@@ -95,7 +105,7 @@ class PlacementPage(QWidget):
         self._reason = muted("", self)
         self._deploy = primary_button(self.tr("Deploy"), self)
         self._deploy.clicked.connect(self.deploy_wanted)
-        self._note = QLabel(self)
+        self._note = plain_label("", self)
         self._empty = self._make_empty_state()
         self._stack = QStackedWidget(self)
         self._arrange()
@@ -161,7 +171,7 @@ class PlacementPage(QWidget):
         """What the main button does, and why it cannot where it cannot."""
         self._deploy.setText(text)
         self._deploy.setEnabled(enabled)
-        self._deploy.setToolTip(why)
+        self._deploy.setToolTip(plain_tooltip(why))
         self._note.setText(why)
         self._note.setVisible(bool(why))
 

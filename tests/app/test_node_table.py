@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
+from PySide6.QtWidgets import QLabel
 from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
@@ -32,6 +34,22 @@ def recorded_devices(name: str) -> tuple[Device, ...]:
 
 def text(model: NodeTableModel | NodeFilter, row: int, key: str) -> str:
     return str(model.index(row, COLUMN[key]).data())
+
+
+def test_markup_in_names_is_shown_and_not_drawn(qtbot: QtBot, make_node: MakeNode) -> None:
+    """Anybody on the LAN may announce a node of any name."""
+    name = '<img src="file:///etc/passwd"><b>PC</b>'
+    page = FleetPage()
+    qtbot.addWidget(page)
+    page.set_view(FleetView(nodes=(msgspec.structs.replace(make_node(1), name=name, detail=name),)))
+    model = NodeTableModel()
+    model.set_nodes([msgspec.structs.replace(make_node(1), name=name, detail=name, addresses=(name,))])
+    tooltips = [str(model.index(0, column).data(Qt.ItemDataRole.ToolTipRole)) for column in COLUMN.values()]
+    assert not any("<img" in tooltip for tooltip in tooltips)
+    assert any("&lt;img" in tooltip for tooltip in tooltips)
+    showing = [label for label in page.findChildren(QLabel) if "<img" in label.text()]
+    assert showing
+    assert all(label.textFormat() is Qt.TextFormat.PlainText for label in showing)
 
 
 def test_the_model_keeps_qts_rules(qtbot: QtBot, qtmodeltester: ModelTester, make_node: MakeNode) -> None:
