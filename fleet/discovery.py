@@ -8,13 +8,14 @@ https://www.rfc-editor.org/rfc/rfc6762, https://www.rfc-editor.org/rfc/rfc6763
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import platform
 import re
 import socket
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zeroconf import InterfaceChoice, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
@@ -27,6 +28,7 @@ from fleet.node import NodeId
 
 SERVICE_TYPE = "_paceline._tcp.local."
 MAX_SEEN_NODES = 256
+MAX_ANNOUNCEMENTS_OF_A_KEY = 4
 MAX_RESOLVING = 512
 RESOLVE_TIMEOUT_MS = 3_000
 ADDRESS_POLL_S = 5.0
@@ -36,6 +38,14 @@ _MAX_LABEL_BYTES = 63
 _NODE_ID = re.compile(r"[0-9a-f]{16}")
 
 _log = logging.getLogger("paceline.discovery")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node may be reached: control port and addresses."""
+
+    addresses: tuple[str, ...]
+    port: int
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,13 @@ class SeenNode:
     port: int
     operating_system: str = ""
     protocol: int = PROTOCOL_VERSION
+    elsewhere: tuple[Place, ...] = ()
+    """Where other announcements of the same key say that it is: one of them is an impostor's, or out of date."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All places, that of this announcement first."""
+        return tuple(dict.fromkeys((Place(self.addresses, self.port), *self.elsewhere)))
 
 
 def instance_name(node_name: str, node_id: NodeId) -> str:
@@ -99,37 +116,53 @@ class SeenNodes:
     """The announcements that are known now, at most ``limit`` of them.
 
     When it is full, the one that was heard of the longest ago makes way, but never one that ``is_known``: a flood of
-    invented nodes cannot push the fleet's own out.
+    invented nodes cannot push the fleet's own out. Nor can a flood of announcements with a node's own key push out
+    its own: of one key, the first that came is kept, and the latest few.
     """
 
     def __init__(self, is_known: Callable[[str], bool] = lambda public_key: False, limit: int = MAX_SEEN_NODES) -> None:
         self._is_known = is_known
         self._limit = limit
         self._by_label: OrderedDict[str, SeenNode] = OrderedDict()
+        self._arrivals: dict[str, int] = {}
+        self._arrival_numbers = itertools.count()
 
     def add(self, label: str, node: SeenNode) -> bool:
         """Records an announcement; whether ``nodes`` differs now."""
-        changed = self._by_label.get(label) != node
+        before = self._by_label.get(label)
+        changed = before != node
         self._by_label[label] = node
         self._by_label.move_to_end(label)
+        if before is None or before.public_key != node.public_key:
+            self._arrivals[label] = next(self._arrival_numbers)
+        of_its_key = [other for other, seen in self._by_label.items() if seen.public_key == node.public_key]
+        if len(of_its_key) > MAX_ANNOUNCEMENTS_OF_A_KEY:
+            self.remove(sorted(of_its_key, key=self._arrivals.__getitem__)[1])
         while len(self._by_label) > self._limit:
             oldest = next(
                 (label for label, seen in self._by_label.items() if not self._is_known(seen.public_key)), None
             )
             if oldest is None:
                 break
-            del self._by_label[oldest]
+            self.remove(oldest)
         return changed
 
     def remove(self, label: str) -> bool:
         """Takes an announcement back; whether there was one."""
+        self._arrivals.pop(label, None)
         return self._by_label.pop(label, None) is not None
 
     @property
     def nodes(self) -> tuple[SeenNode, ...]:
-        """One entry per key, the latest announcement's."""
-        latest = {node.public_key: node for node in self._by_label.values()}
-        return tuple(sorted(latest.values(), key=lambda node: (node.name, node.node_id)))
+        """One entry per key, the latest announcement's; it has what the others of its key say in ``elsewhere``."""
+        by_key: dict[str, list[SeenNode]] = {}
+        for node in reversed(self._by_label.values()):
+            by_key.setdefault(node.public_key, []).append(node)
+        nodes = [
+            replace(latest, elsewhere=tuple(Place(other.addresses, other.port) for other in others))
+            for latest, *others in by_key.values()
+        ]
+        return tuple(sorted(nodes, key=lambda node: (node.name, node.node_id)))
 
 
 class Announcer:
@@ -291,7 +324,10 @@ class Browser:
             self._resolve_again.add(label)
             return
         if len(self._resolving) >= MAX_RESOLVING:
-            _log.warning("too many announcements at once; %s was not looked at", label)
+            # What has come with the announcement needs no question, so that a flood of empty ones hides no node.
+            info = AsyncServiceInfo(SERVICE_TYPE, name)
+            if info.load_from_cache(zeroconf):
+                self._take(label, info)
             return
         task = asyncio.get_running_loop().create_task(self._resolve(zeroconf, label), name=f"resolve {label}")
         self._resolving[label] = task
@@ -314,6 +350,9 @@ class Browser:
         if not await info.async_request(zeroconf, RESOLVE_TIMEOUT_MS):
             _log.debug("%s did not resolve", label)
             return
+        self._take(label, info)
+
+    def _take(self, label: str, info: AsyncServiceInfo) -> None:
         node = read_announcement(label, info.properties, info.parsed_addresses(IPVersion.V4Only), info.port)
         if node is None:
             _log.debug("%s is not an announcement of ours", label)

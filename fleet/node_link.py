@@ -20,7 +20,7 @@ from fleet.control_messages import (
     NodeStatus,
     Welcome,
 )
-from fleet.discovery import SeenNode
+from fleet.discovery import Place, SeenNode
 from fleet.enrolment import TokenStore
 from fleet.errors import EnrolmentError, PacelineError, RefusedError, UnreachableError
 from fleet.identity import Identity, node_id_of
@@ -97,6 +97,7 @@ class NodeLink:
         self._detail = ""
         self._wake = asyncio.Event()
         self._turn = asyncio.Lock()
+        self._proven: Place | None = None
         self._inventory_number = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -126,8 +127,7 @@ class NodeLink:
 
     def update(self, seen: SeenNode | None) -> None:
         """An announcement was seen, changed, or (None) taken back."""
-        changed = seen is not None and (self.seen is None or seen.addresses != self.seen.addresses)
-        changed = changed or (seen is not None and self.seen is not None and seen.port != self.seen.port)
+        changed = seen is not None and (self.seen is None or seen.places != self.seen.places)
         self.seen = seen
         if seen is not None and self.welcome is None:
             self.name = seen.name
@@ -244,32 +244,50 @@ class NodeLink:
 
     async def _connect(self) -> None:
         await self._disconnect()
-        seen = self.seen
-        if seen is None:
+        places = self._places()
+        if not places:
             self._lost("not seen on the network")
             return
-        peer = PeerAddress(self.name[:256], seen.addresses, seen.port, self.public_key)
+        # Anybody may announce a node's key at an address of his own, and say there that we are refused.
+        errors: list[PacelineError] = []
+        for place in places:
+            error = await self._connect_to(place)
+            if error is None:
+                return
+            errors.append(error)
+        refusal = next((error for error in errors if isinstance(error, EnrolmentError | RefusedError)), None)
+        if refusal is None:
+            self._lost(str(errors[0]))
+        else:
+            self._detail = str(refusal)
+            self._liveness.on_refused(self._now())
+
+    def _places(self) -> tuple[Place, ...]:
+        """Where the node proved its key the last time, which no announcement can take back, and where it is said to
+        be."""
+        proven = (self._proven,) if self._proven is not None else ()
+        return tuple(dict.fromkeys((*proven, *(self.seen.places if self.seen is not None else ()))))
+
+    async def _connect_to(self, place: Place) -> PacelineError | None:
+        """Connect to the node where it may be; why not, if it comes to nothing."""
+        peer = PeerAddress(self.name[:256], place.addresses, place.port, self.public_key)
         client = ControlClient(self._context, self._identity, peer, controller_name=self._controller_name[:256])
         try:
             welcome = await client.connect()
             await self._admit(client, welcome)
-        except (EnrolmentError, RefusedError) as error:
-            await client.close()
-            self._detail = str(error)
-            self._liveness.on_refused(self._now())
-            return
         except PacelineError as error:
             await client.close()
-            self._lost(str(error))
-            return
+            return error
         except BaseException:
             await client.close()
             raise
         self._client = client
+        self._proven = place
         self.welcome = welcome
         self.name = welcome.name
         self._inventory_number = 0
         self._liveness.on_authenticated(self._now())
+        return None
 
     async def _admit(self, client: ControlClient, welcome: Welcome) -> None:
         """Trust the node if it proves to hold a token of ours, or if we do already.

@@ -61,11 +61,11 @@ class PlayedAgent:
 
     async def start(self) -> None:
         self.context = zmq.asyncio.Context()
-        allow_list = AllowList([self.token.controller_key])
-        self.zap = start_zap(self.context, allow_list)
-        self.server = ControlServer(self.context, self.identity, allow_list, self.answer)
-        port = self.server.start("0.0.0.0")
-        self.announcer = Announcer(self.identity, self.name, port, self.token.controller_key)
+        self.allow_list = AllowList([self.token.controller_key])
+        self.zap = start_zap(self.context, self.allow_list)
+        self.server = ControlServer(self.context, self.identity, self.allow_list, self.answer)
+        self.port = self.server.start("0.0.0.0")
+        self.announcer = Announcer(self.identity, self.name, self.port, self.token.controller_key)
         await self.announcer.start()
 
     async def close(self) -> None:
@@ -293,6 +293,33 @@ def test_a_lost_agent_is_not_ready_and_what_it_said_is_gone(tmp_path: Path) -> N
         node = await bench.until_node(agent, "lost")
         assert node.load is None
         assert node.inventory == INVENTORY
+
+    run(tmp_path, test)
+
+
+def test_an_impostor_that_announces_a_nodes_key_elsewhere_does_not_hide_it(tmp_path: Path) -> None:
+    async def test(bench: Bench) -> None:
+        agent = PlayedAgent("played", bench.token())
+        answering = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        port = answering.sockets[0].getsockname()[1]
+        impostor = Announcer(agent.identity, "impostor", port, agent.token.controller_key, ["127.0.0.1"])
+        await impostor.start()
+        try:
+            await bench.controller.wait_for(lambda view: agent.find(view) is not None, DEADLINE_S)
+            await bench.add(agent)
+            await bench.until_node(agent, "ready")
+            # The latest word is the impostor's, and the node's own record is taken back in its name.
+            await impostor.set_fleet("")
+            await agent.announcer.close()
+            await agent.server.close()
+            await bench.until_node(agent, "lost")
+            agent.server = ControlServer(agent.context, agent.identity, agent.allow_list, agent.answer)
+            agent.server.start("0.0.0.0", agent.port)
+            await bench.until_node(agent, "ready")
+        finally:
+            await impostor.close()
+            answering.close()
+            await answering.wait_closed()
 
     run(tmp_path, test)
 

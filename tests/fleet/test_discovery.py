@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from zeroconf import DNSOutgoing, DNSPointer
+from zeroconf.asyncio import AsyncZeroconf
 
 from fleet.addresses import choose_addresses, local_interfaces
-from fleet.discovery import Announcer, Browser, SeenNode, SeenNodes, instance_name, read_announcement
+from fleet.discovery import (
+    MAX_ANNOUNCEMENTS_OF_A_KEY,
+    RESOLVE_TIMEOUT_MS,
+    SERVICE_TYPE,
+    Announcer,
+    Browser,
+    Place,
+    SeenNode,
+    SeenNodes,
+    instance_name,
+    read_announcement,
+)
 from fleet.identity import Identity
 from fleet.node import NodeId
 
@@ -62,6 +76,21 @@ def test_a_flood_of_unknown_nodes_does_not_push_out_the_known() -> None:
     assert not seen.add("label-999", node(999))
     assert seen.remove("label-999")
     assert not seen.remove("label-999")
+
+
+def test_a_flood_with_a_known_nodes_key_stays_small_and_does_not_push_out_its_own() -> None:
+    seen = SeenNodes(is_known=lambda key: True, limit=10)
+    own = node(1)
+    seen.add("own", own)
+    for number in range(1000):
+        seen.add(f"impostor-{number}", replace(own, addresses=(f"10.0.{number // 250}.{number % 250}",), port=666))
+    [entry] = seen.nodes
+    assert entry.places[0] == Place(("10.0.3.249",), 666)
+    assert Place(own.addresses, own.port) in entry.places
+    assert len(entry.places) == MAX_ANNOUNCEMENTS_OF_A_KEY
+    for number in range(1000):
+        seen.remove(f"impostor-{number}")
+    assert seen.nodes == (own,)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +156,33 @@ def test_two_agents_are_seen_change_and_say_goodbye() -> None:
         finally:
             await asyncio.gather(first.close(), second.close(), browser.close())
             await asyncio.gather(first.close(), browser.close())
+
+    asyncio.run(main())
+
+
+def test_a_flood_of_names_with_nothing_behind_them_hides_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.discovery.MAX_RESOLVING", 2)
+
+    async def main() -> None:
+        watch = Watch()
+        browser = Browser(watch, interfaces=LOOPBACK_ONLY)
+        announcer = Announcer(ONE, "host", 4001, addresses=LOOPBACK_ONLY, interfaces=LOOPBACK_ONLY)
+        flood = AsyncZeroconf(interfaces=LOOPBACK_ONLY)
+        try:
+            await browser.start()
+            await flood.zeroconf.async_wait_for_start()
+            empty = DNSOutgoing(0x8400)
+            for number in range(4):
+                name = f"nothing-{number}.{SERVICE_TYPE}"
+                empty.add_answer_at_time(DNSPointer(SERVICE_TYPE, 12, 1, 20, name), 0)
+            flood.zeroconf.send(empty)
+            began_s = asyncio.get_running_loop().time()
+            await announcer.start()
+            await watch.until(lambda nodes: ONE.public_key in nodes)
+            assert len(browser._resolving) == 2, "the flood keeps the browser as busy as it may be"
+            assert asyncio.get_running_loop().time() - began_s < RESOLVE_TIMEOUT_MS / 1000
+        finally:
+            await asyncio.gather(announcer.close(), browser.close(), flood.async_close())
 
     asyncio.run(main())
 
