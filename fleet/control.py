@@ -23,6 +23,7 @@ from fleet.control_messages import ControlReply, ControlRequest, Hello, Refused,
 from fleet.enrolment import new_nonce
 from fleet.errors import MessageError, PacelineError, RefusedError, UnreachableError
 from fleet.identity import Identity
+from fleet.limited_log import LimitedLog
 from fleet.node import PeerAddress
 from fleet.sockets import bind_tcp, curve_server_socket
 from fleet.zap import AllowList, authorised_sender
@@ -95,6 +96,7 @@ class ControlServer:
     ) -> None:
         """``start_zap(context, allow_list)`` must have been called on the same context."""
         self._allow_list = allow_list
+        self._limited_log = LimitedLog(_log)
         self._handler = handler
         self._socket: zmq.asyncio.Socket = curve_server_socket(
             context, zmq.ROUTER, identity, high_water_mark=SERVER_HIGH_WATER_MARK
@@ -131,11 +133,11 @@ class ControlServer:
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         if len(frames) != 2:
-            _log.warning("dropped a message of %d frames", len(frames))
+            self._limited_log.warning(f"dropped a message of {len(frames)} frames")
             return
         sender = authorised_sender(frames[1], self._allow_list)
         if sender is None:
-            _log.warning("dropped a message of a key that is not trusted")
+            self._limited_log.warning("dropped a message of a key that is not trusted")
             return
         connection = frames[0].bytes
         request = read_request(frames[1].buffer)
@@ -203,6 +205,7 @@ class ControlClient:
         self._context = context
         self._identity = identity
         self._controller_name = controller_name
+        self._limited_log = LimitedLog(_log)
         self._connection: Connection | None = None
         self._waiting: dict[int, asyncio.Future[ControlReply]] = {}
         self._last_number = 0
@@ -301,7 +304,7 @@ class ControlClient:
                 try:
                     reply = _reply_decoder.decode(frames[0])
                 except MessageError as error:
-                    _log.warning("%s sent an answer that is not understood: %s", self.peer.node_name, error)
+                    self._limited_log.warning(f"{self.peer.node_name} sent an answer that is not understood: {error}")
                 else:
                     answer = self._waiting.get(reply.number)
                     if answer is not None and not answer.done():

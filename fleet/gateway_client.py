@@ -35,6 +35,7 @@ from fleet.gateway_messages import (
     ServiceStatus,
 )
 from fleet.identity import Identity
+from fleet.limited_log import LimitedLog
 from fleet.node import PeerAddress
 from fleet.socket_monitor import SocketMonitor
 from fleet.sockets import curve_client_socket, pick_address_async
@@ -207,6 +208,7 @@ class _Connection:
         self._socket.set(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         self._monitor = SocketMonitor(self._socket)
         self._decoder: Decoder[GatewayMessage] = Decoder(GatewayMessage)
+        self._limited_log = LimitedLog(_log)
         self._running: dict[int, asyncio.Queue[GatewayMessage | UnreachableError]] = {}
         self._statuses: dict[int, asyncio.Future[ServiceStatus]] = {}
         self._status_numbers = itertools.count(1)
@@ -354,7 +356,7 @@ class _Connection:
         try:
             message = self._decoder.decode(frame)
         except MessageError as error:
-            _log.warning("%s: %s", self._name, error)
+            self._limited_log.warning(f"{self._name}: {error}")
             return
         if isinstance(message, ServiceStatus):
             answer = self._statuses.get(message.number)

@@ -19,6 +19,7 @@ from fleet.codec import PROTOCOL_VERSION, Decoder, encode
 from fleet.control_messages import Chunk, FetchChunk, TransferHello
 from fleet.errors import MessageError, TransferError
 from fleet.identity import Identity
+from fleet.limited_log import LimitedLog
 from fleet.sockets import bind_tcp, curve_server_socket
 from fleet.transfer_files import PartFiles, Wanted, journal_of
 from fleet.transfer_machine import ChunkMachine, Fetch
@@ -59,6 +60,7 @@ class TransferReceiver:
 
     def __init__(self, context: zmq.asyncio.Context, identity: Identity, allow_list: AllowList) -> None:
         self._allow_list = allow_list
+        self._limited_log = LimitedLog(_log)
         self._socket: zmq.asyncio.Socket = curve_server_socket(
             context,
             zmq.ROUTER,
@@ -212,16 +214,16 @@ class TransferReceiver:
 
     def _take(self, frames: list[zmq.Frame]) -> None:
         if len(frames) not in (2, 3):
-            _log.warning("dropped a message of %d frames", len(frames))
+            self._limited_log.warning(f"dropped a message of {len(frames)} frames")
             return
         sender = authorised_sender(frames[1], self._allow_list)
         if sender is None:
-            _log.warning("dropped a message of a key that is not trusted")
+            self._limited_log.warning("dropped a message of a key that is not trusted")
             return
         try:
             message = _decoder.decode(frames[1].buffer)
         except MessageError as error:
-            _log.warning("dropped a message: %s", error)
+            self._limited_log.warning(f"dropped a message: {error}")
             return
         source = _Source(frames[0].bytes, sender)
         if isinstance(message, TransferHello):
@@ -231,7 +233,7 @@ class TransferReceiver:
 
     def _greet(self, hello: TransferHello, source: _Source) -> None:
         if hello.protocol != PROTOCOL_VERSION:
-            _log.warning("a controller that speaks protocol %d was not listened to", hello.protocol)
+            self._limited_log.warning(f"a controller that speaks protocol {hello.protocol} was not listened to")
             return
         for deployment in hello.deployments:
             before = self._sources.pop(deployment, None)

@@ -20,6 +20,7 @@ from fleet.connection import Connection, open_connection
 from fleet.control_messages import Chunk, FetchChunk, TransferHello
 from fleet.errors import MessageError, PacelineError
 from fleet.identity import Identity
+from fleet.limited_log import LimitedLog
 from fleet.manifest import Manifest, load_manifest
 from fleet.node import PeerAddress
 from fleet.transfer_machine import CHUNK_BYTES
@@ -80,6 +81,7 @@ class TransferSource:
         self._context = context
         self._identity = identity
         self._peer = peer
+        self._limited_log = LimitedLog(_log)
         self._hello = encode(TransferHello(protocol=PROTOCOL_VERSION, deployments=tuple(deployments)))
         self._places = places_of(folder, load_manifest(folder))
         self.detail = "connecting"
@@ -136,7 +138,7 @@ class TransferSource:
                     raise MessageError(f"a request has {len(frames)} frames")
                 request = _decoder.decode(frames[0])
             except MessageError as error:
-                _log.warning("%s asked for something that is not understood: %s", self._peer.node_name, error)
+                self._limited_log.warning(f"{self._peer.node_name} asked for something that is not understood: {error}")
                 continue
             # Waits while the agent does not read: nothing piles up here but the socket's few chunks.
             await socket.send_multipart(await self._answer(request))

@@ -23,6 +23,8 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
+from fleet.limited_log import LimitedLog
+
 ZAP_DOMAIN = "fleet"
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
@@ -85,6 +87,8 @@ class ZapHandler:
         self._allow_list = allow_list
         self._domain = domain.encode()
         self._closing = False
+        # Strangers may knock as often as they like.
+        self._limited_log = LimitedLog(_log)
         self._stop_endpoint = f"inproc://paceline-zap-stop-{secrets.token_hex(8)}"
         requests = self._context.socket(zmq.REP)
         requests.linger = 0
@@ -141,13 +145,15 @@ class ZapHandler:
             return _reply(request_id, b"400", b"malformed request")
         domain, address, mechanism, credential = request[2], request[3], request[5], request[6]
         if mechanism != b"CURVE" or domain != self._domain or len(credential) != 32:
-            _log.warning(
-                "refused a connection from %s: not CURVE, or not for this fleet", address.decode(errors="replace")
+            self._limited_log.warning(
+                f"refused a connection from {address.decode(errors='replace')}: not CURVE, or not for this fleet"
             )
             return _reply(request_id, b"400", b"not admitted")
         public_key = z85.encode(credential)
         if public_key.decode("ascii") not in self._allow_list:
-            _log.info("refused a connection from %s: its key is not trusted", address.decode(errors="replace"))
+            self._limited_log.warning(
+                f"refused a connection from {address.decode(errors='replace')}: its key is not trusted"
+            )
             return _reply(request_id, b"400", b"key not trusted")
         return _reply(request_id, b"200", b"OK", public_key)
 

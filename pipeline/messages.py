@@ -30,6 +30,7 @@ MAX_STEP_ENTRIES = 256
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 StepNumber = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 SequenceNumber = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+StageNumber = Annotated[int, msgspec.Meta(ge=0, le=1023)]
 Position = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -38,7 +39,7 @@ class Attach(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     protocol: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     epoch: Epoch
-    stage: Annotated[int, msgspec.Meta(ge=0, le=1023)]
+    stage: StageNumber
     next: PeerAddress | None
 
 
@@ -61,8 +62,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class StageTiming(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a stage spent on a step."""
 
-    stage: int
-    compute_ms: float
+    stage: StageNumber
+    compute_ms: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="step"):

@@ -32,6 +32,7 @@ from fleet.gateway_messages import (
     StageReport,
 )
 from fleet.identity import Identity
+from fleet.limited_log import LimitedLog
 from fleet.manifest import KvPrecision, Manifest
 from fleet.node import PeerAddress
 from fleet.sockets import AllowList, authorised_sender, bind_tcp, curve_server_socket, pick_address, start_zap
@@ -51,7 +52,6 @@ from pipeline.gateway.scheduler import Scheduler, SchedulerLimits
 from pipeline.gateway.sequence import RequestKey
 from pipeline.gateway.stage_link import ExpectedStage, Resolved, StageLink
 from pipeline.gateway.tokenizer import ModelTokenizer
-from pipeline.limited_log import LimitedLog
 from pipeline.messages import Fault, StepResult
 
 TICK_S = 0.1

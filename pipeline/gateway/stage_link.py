@@ -13,13 +13,15 @@ import zmq
 from fleet.codec import PROTOCOL_VERSION, Decoder, encode
 from fleet.errors import MessageError, UnreachableError
 from fleet.identity import Identity
+from fleet.limited_log import LimitedLog
 from fleet.node import PeerAddress
 from fleet.socket_monitor import SocketMonitor
 from fleet.sockets import curve_client_socket
-from pipeline.limited_log import LimitedLog
 from pipeline.messages import Attach, Attached, GatewayBoundMessage, Ping
 
 HIGH_WATER_MARK = 1000
+MESSAGES_IN_A_ROW = 64
+"""Of one stage, before the others and the clients are looked at."""
 CONNECT_DEADLINE_S = 10.0
 ATTACH_DEADLINE_S = 30.0
 PING_INTERVAL_S = 2.0
@@ -152,9 +154,11 @@ class StageLink:
                 self._lose(f"{self.name} went away; try again when it is back.", now_s)
 
     def receive(self, now_s: float) -> list[GatewayBoundMessage]:
-        """What has come, but Attached and Pong, which end here."""
+        """What has come, but Attached and Pong, which end here; no more than a few at once, however many there are."""
         messages: list[GatewayBoundMessage] = []
-        while self._socket is not None:
+        for _ in range(MESSAGES_IN_A_ROW):
+            if self._socket is None:
+                break
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

@@ -8,7 +8,6 @@ from typing import Any
 
 import zmq
 
-from fleet.codec import MAX_TENSOR_BYTES
 from fleet.errors import UnreachableError
 from fleet.identity import Identity
 from fleet.node import PeerAddress
@@ -21,6 +20,8 @@ SEND_TIMEOUT_S = 30.0
 """How long a next stage that is connected may take no step before it counts as lost."""
 HIGH_WATER_MARK = 32
 """Steps queued per connection and direction."""
+MAX_RECEIVED_BYTES = 8192
+"""Nothing is ever read from this connection, so what the other side sends would only pile up."""
 _LOOK_AROUND_MS = 100
 
 
@@ -49,7 +50,7 @@ class NextStage:
             identity,
             peer.public_key,
             high_water_mark=HIGH_WATER_MARK,
-            max_message_bytes=MAX_TENSOR_BYTES,
+            max_message_bytes=MAX_RECEIVED_BYTES,
         )
         self._monitor = SocketMonitor(self._socket)
         try:

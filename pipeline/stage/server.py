@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from fleet.codec import MAX_TENSOR_BYTES, Decoder, encode, read_tensor, tensor_frame
 from fleet.errors import MessageError, UnreachableError
 from fleet.identity import Identity
+from fleet.limited_log import LimitedLog
 from fleet.sockets import AllowList, authorised_sender, bind_tcp, curve_server_socket, start_zap
-from pipeline.limited_log import LimitedLog
 from pipeline.messages import Attach, Release, StageMessage, Step
 from pipeline.stage.execution import Outcome, StepExecutor
 from pipeline.stage.machine import (

@@ -204,6 +204,18 @@ def test_malformed_zap_requests_are_answered_with_400(
         assert handler.answer(request_frames)[2] == b"400"
 
 
+def test_strangers_that_knock_on_and_on_do_not_fill_the_log(
+    server_context: BlockingContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = bytes(32)
+    with start_zap(server_context, AllowList()) as handler:
+        for mechanism in (b"CURVE", b"NULL"):
+            for _ in range(500):
+                assert handler.answer([b"1.0", b"7", b"fleet", b"10.0.0.9", b"", mechanism, key])[2] == b"400"
+    assert 1 <= len(caplog.records) <= 3
+    assert "10.0.0.9" in caplog.text
+
+
 def test_the_handler_ends_with_its_context_and_closes_twice() -> None:
     context: BlockingContext = zmq.Context()
     handler = start_zap(context, AllowList())
