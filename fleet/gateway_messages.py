@@ -43,7 +43,7 @@ class Sampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
-    logit_bias: Annotated[dict[int, float], msgspec.Meta(max_length=1024)] = {}
+    logit_bias: Annotated[dict[TokenId, float], msgspec.Meta(max_length=1024)] = {}
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     """None: no log-probabilities; 0: the chosen token's; n: also the n most probable ones'."""
     ignore_stop_ids: bool = False

@@ -98,6 +98,8 @@ def test_messages() -> None:
         ({"stop": ["x"] * 17}, "stop"),
         ({"logit_bias": {"a": 1}}, "token ids"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"logit_bias": {"9" * 30: 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "robot"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input_audio"),
         ({"messages": "hello"}, "messages"),
