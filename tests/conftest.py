@@ -3,9 +3,58 @@
 from __future__ import annotations
 
 import importlib.util
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+MUTATED_MESSAGES = 10_000
+_BOMBS = (b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 2000, b"[" * 2000)
+"""The beginnings of an array and of a binary string of 4 GiB, and nesting, in msgpack; nesting in JSON."""
+
+MutatedMessages = Callable[[Sequence[bytes], int], Sequence[list[bytes]]]
+
+
+def _mutated(frame: bytes, chance: random.Random) -> bytes:
+    data = bytearray(frame)
+    for _ in range(chance.randint(1, 4)):
+        position = chance.randrange(len(data) + 1)
+        match chance.randrange(7):
+            case 0 if position < len(data):
+                data[position] = chance.randrange(256)
+            case 1:
+                data[position:position] = chance.randbytes(chance.randint(1, 40))
+            case 2:
+                del data[position : position + chance.randint(1, 20)]
+            case 3:
+                del data[position:]
+            case 4:
+                data += data[position:][:4096]
+            case 5 if chance.random() < 0.2:
+                data[position:position] = chance.choice(_BOMBS)
+            case 6 if chance.random() < 0.1:
+                data = bytearray(chance.randbytes(chance.randint(0, 300)))
+    return bytes(data)
+
+
+@pytest.fixture(scope="session")
+def mutated_messages() -> MutatedMessages:
+    """Gives 10,000 messages made of good frames and a seed: bytes changed, cut, doubled, spliced in; at times a bomb,
+    at times another number of frames. The same seed gives the same messages."""
+
+    def messages(good_frames: Sequence[bytes], seed: int) -> list[list[bytes]]:
+        chance = random.Random(seed)
+        made = []
+        for _ in range(MUTATED_MESSAGES):
+            frames = [_mutated(chance.choice(good_frames), chance)]
+            if chance.random() < 0.05:
+                further = [_mutated(chance.choice(good_frames), chance) for _ in range(chance.randint(1, 5))]
+                frames = chance.choice([[*frames, *further], [b"", *frames], [*frames, b""], [*frames, *[b"x"] * 50]])
+            made.append(frames)
+        return made
+
+    return messages
 
 
 @pytest.fixture(scope="session")
