@@ -323,6 +323,8 @@ class Deployments:
                     allowed_keys=tuple(clients),
                     port=port,
                     http_port=http_port or wanted_http_port,
+                    context_tokens=record.request.context_tokens,
+                    kv_capacity_tokens=record.request.kv_capacity_tokens,
                 )
             )
 

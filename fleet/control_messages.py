@@ -77,6 +77,10 @@ class StartGateway(Request, frozen=True, tag="start_gateway"):
     """Keys of the clients that may chat."""
     http_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     """Loopback port of the OpenAI-compatible API; 0 takes a free one."""
+    context_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31)] = 0
+    """Tokens that one chat may hold, as planned; 0: what the model was trained for."""
+    kv_capacity_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    """Tokens of KV cache that the plan has memory for, all chats together; 0: no limit."""
 
 
 class Undeploy(Request, frozen=True, tag="undeploy"):

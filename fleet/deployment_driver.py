@@ -190,6 +190,8 @@ class DeploymentDriver:
                     stages=tuple(self._address(target) for target in targets),
                     allowed_keys=tuple(sorted(self._client_keys())),
                     http_port=order.http_port,
+                    context_tokens=order.placement.context_tokens,
+                    kv_capacity_tokens=order.placement.context_tokens * order.placement.users,
                 )
                 return targets[0].node, request
             case AskUndeploy(node):

@@ -17,6 +17,8 @@ from fleet.node import NodeId
 from fleet.placement_search import PlacementSearch
 
 DEFAULT_CONTEXT_TOKENS = 4096
+DEFAULT_USERS = 4
+"""How many chats of full length a placement has memory for unless told otherwise."""
 _MB = 1_000_000
 
 
@@ -70,7 +72,7 @@ def plan(
     manifest: Manifest,
     nodes: Sequence[PlacementNode],
     context_tokens: int = DEFAULT_CONTEXT_TOKENS,
-    users: int = 1,
+    users: int = DEFAULT_USERS,
     kv_precision: KvPrecision | None = None,
     *,
     spread: bool = True,
@@ -112,7 +114,7 @@ def assess_cuts(
     nodes: Sequence[PlacementNode],
     cuts: Sequence[int],
     context_tokens: int = DEFAULT_CONTEXT_TOKENS,
-    users: int = 1,
+    users: int = DEFAULT_USERS,
     kv_precision: KvPrecision | None = None,
 ) -> Placement:
     """What layers cut at ``cuts`` need on these nodes, in this order, whether they fit or not: see ``problem_of``.
@@ -170,7 +172,7 @@ def placement_for_cuts(
     nodes: Sequence[PlacementNode],
     cuts: Sequence[int],
     context_tokens: int = DEFAULT_CONTEXT_TOKENS,
-    users: int = 1,
+    users: int = DEFAULT_USERS,
     kv_precision: KvPrecision | None = None,
 ) -> Placement:
     """The placement of layers cut at ``cuts`` on these nodes in this order.

@@ -12,9 +12,10 @@ from fleet.build_messages import BuildProgress
 from fleet.controller import FleetController
 from fleet.gateway_client import GatewayClient
 from fleet.manifest import Manifest
+from fleet.placement import DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS
 from fleet.views import DeploymentView
 from paceline.build_shards import build_shards
-from paceline.deploying import choose_placement, deploy_and_wait
+from paceline.deploying import Demand, choose_placement, deploy_and_wait
 from paceline.local_agents import LocalAgents
 from paceline.local_fleet import CONTROLLER, Tell, find_agents, local_fleet, tell_on_stderr, tell_placement
 from paceline.small_model import small_model_path
@@ -54,7 +55,8 @@ async def bring_up(
         cancelled.set()
         await asyncio.gather(build, return_exceptions=True)
         raise
-    placement = choose_placement(manifest, controller.placement_nodes(), None, None)
+    demand = Demand(DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS, manifest.kv_precision)
+    placement = choose_placement(manifest, controller.placement_nodes(), demand)
     tell_placement(placement, tell)
     step = on_step or _take_no_notice
     await step("placed")

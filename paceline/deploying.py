@@ -18,26 +18,32 @@ from fleet.views import DeploymentView, FleetView, NodeView
 _PROGRESS_STEP = 0.1
 
 
+class Demand(msgspec.Struct, frozen=True):
+    """What the memory of a placement is to be enough for: ``users`` chats of ``context_tokens`` each."""
+
+    context_tokens: int
+    users: int
+    kv_precision: KvPrecision
+
+
 def choose_placement(
-    manifest: Manifest, nodes: Sequence[PlacementNode], plan: Path | None, names: str | None
+    manifest: Manifest, nodes: Sequence[PlacementNode], demand: Demand, names: str | None = None
 ) -> Placement:
-    """A placement of the folder's stages: from a plan file, on the named nodes, or largest stage to largest node.
+    """A placement of the folder's stages: on the named nodes (``A,B``), or on whichever of them fit.
 
     Raises:
-        PlacementError: plan and folder are cut differently, a node is not there, or a stage exceeds its node's budget.
+        PlacementError: a node is not there, or a stage exceeds its node's budget.
     """
-    if plan is not None:
-        return _read_plan(plan, manifest, nodes)
     if names is not None:
         chosen = [_find(nodes, name.strip()) for name in names.split(",")]
         if len(chosen) != len(manifest.stages):
-            raise PlacementError(f"The folder has {len(manifest.stages)} stages, but {len(chosen)} nodes are named.")
+            raise PlacementError(f"The folder has {len(manifest.stages)} stages, but --nodes names {len(chosen)}.")
     else:
-        chosen = _by_size(manifest, nodes)
-    return placement_for_cuts(manifest, chosen, manifest.cuts)
+        chosen = _nodes_that_fit(manifest, nodes, demand)
+    return placement_for_cuts(manifest, chosen, manifest.cuts, demand.context_tokens, demand.users, demand.kv_precision)
 
 
-def _by_size(manifest: Manifest, nodes: Sequence[PlacementNode]) -> list[PlacementNode]:
+def _nodes_that_fit(manifest: Manifest, nodes: Sequence[PlacementNode], demand: Demand) -> list[PlacementNode]:
     """The nodes in their own order where that fits, else the largest stage on the largest node, and so on."""
     count = len(manifest.stages)
     if len(nodes) < count:
@@ -46,8 +52,11 @@ def _by_size(manifest: Manifest, nodes: Sequence[PlacementNode]) -> list[Placeme
             f"The folder has {count} stages and needs as many nodes; there are {len(nodes)}: {there}. "
             "Build it with fewer stages, or start more agents."
         )
-    if not problem_of(assess_cuts(manifest, nodes[:count], manifest.cuts)):
-        return list(nodes[:count])
+    in_order = nodes[:count]
+    if not problem_of(
+        assess_cuts(manifest, in_order, manifest.cuts, demand.context_tokens, demand.users, demand.kv_precision)
+    ):
+        return list(in_order)
     largest_nodes = sorted(nodes, key=lambda node: -node.budget_bytes)
     order = sorted(range(count), key=lambda index: -manifest.stages[index].bytes)
     chosen = dict(zip(order, largest_nodes, strict=False))
@@ -63,25 +72,38 @@ def _find(nodes: Sequence[PlacementNode], name: str) -> PlacementNode:
     return matching[0]
 
 
-def _read_plan(path: Path, manifest: Manifest, nodes: Sequence[PlacementNode]) -> Placement:
+def read_plan(path: Path, manifest: Manifest, nodes: Sequence[PlacementNode], kv_precision: KvPrecision) -> Placement:
+    """The placement of a plan file, with the budgets that its nodes have now.
+
+    Raises:
+        PlacementError: plan and folder are cut differently, a node is not there, or a stage exceeds its node's budget.
+    """
     try:
         placement = msgspec.json.decode(path.read_bytes(), type=Placement)
     except OSError as error:
         raise PlacementError(f"The plan {path} cannot be read: {error.strerror}.") from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PlacementError(f"{path} is not a plan as 'paceline plan --json' gives it: {error}.") from None
     cuts = tuple(stage.first_layer for stage in placement.stages[1:])
-    if cuts != manifest.cuts or placement.model_id != manifest.model_id:
+    if placement.model_id != manifest.model_id:
+        raise PlacementError(f"The plan {path} is for another model than the shard folder's; plan again.")
+    if cuts != manifest.cuts:
         raise PlacementError(
-            f"The plan {path} cuts at {_words(cuts)}, the shard folder at {_words(manifest.cuts)}, or they are of "
-            f"different models. Build the shards as planned: paceline shard build MODEL -o DIR --cuts {_words(cuts)}."
+            f"The plan {path} cuts at {_words(cuts)}, the shard folder at {_words(manifest.cuts)}. Build the shards as "
+            f"planned: paceline shard build MODEL -o DIR {_build_option(cuts)}."
         )
+    there = {node.id: node for node in nodes}
     for stage in placement.stages:
-        if all(node.id != stage.node for node in nodes):
+        if stage.node not in there:
             raise PlacementError(
                 f"The plan {path} uses {stage.node_name}, which does not answer; see 'paceline nodes'."
             )
-    return placement
+    chosen = [there[stage.node] for stage in placement.stages]
+    return placement_for_cuts(manifest, chosen, cuts, placement.context_tokens, placement.users, kv_precision)
+
+
+def _build_option(cuts: Sequence[int]) -> str:
+    return f"--cuts {','.join(map(str, cuts))}" if cuts else "--stages 1"
 
 
 def _words(cuts: Sequence[int]) -> str:

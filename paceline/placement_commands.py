@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fleet.errors import PlacementError
+from fleet.placement import DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS
 from paceline.command import command, print_json
 
 if TYPE_CHECKING:
@@ -18,8 +19,14 @@ if TYPE_CHECKING:
     from fleet.placement import Placement, PlacementNode
     from fleet.views import DeploymentView, FleetView
 
-_CONTEXT_TOKENS = 4096
 _SEARCH_S = 5.0
+
+ContextOption = Annotated[
+    int, typer.Option("--context", metavar="N", min=1, help="Tokens that each user's chat may hold.")
+]
+UsersOption = Annotated[
+    int, typer.Option("--users", metavar="N", min=1, help="How many chats of that length there is memory for.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -33,10 +40,8 @@ def _register_plan(app: typer.Typer) -> None:
     @command(app, "plan")
     def plan(
         model: Annotated[Path, typer.Argument(metavar="DIR_OR_MODEL", help="A shard folder, or a model not yet cut.")],
-        context: Annotated[
-            int, typer.Option("--context", metavar="N", min=1, help="Tokens that each user's chat may hold.")
-        ] = _CONTEXT_TOKENS,
-        users: Annotated[int, typer.Option("--users", metavar="N", min=1, help="How many chat at once.")] = 1,
+        context: ContextOption = DEFAULT_CONTEXT_TOKENS,
+        users: UsersOption = DEFAULT_USERS,
         json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     ) -> None:
         """Propose which layers go to which of the nodes that are there."""
@@ -73,26 +78,32 @@ def _register_deploy(app: typer.Typer) -> None:
             Literal["f32", "f16", "bf16", "u8"] | None,
             typer.Option("--kv-precision", metavar="P", help="f32, f16, bf16 or u8; else the manifest's."),
         ] = None,
+        context: ContextOption = DEFAULT_CONTEXT_TOKENS,
+        users: UsersOption = DEFAULT_USERS,
         json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     ) -> None:
         """Send the shards to the nodes and start them; ends when the pipeline answers."""
         import msgspec
 
         from fleet.manifest import load_manifest
-        from paceline.deploying import choose_placement, deploy_and_wait
+        from paceline.deploying import Demand, choose_placement, deploy_and_wait, read_plan
         from paceline.terminal import printable
         from paceline.with_controller import run_with_controller
 
         if plan is not None and nodes is not None:
             raise typer.BadParameter("--plan says which nodes; leave out --nodes.")
+        if plan is not None and (context, users) != (DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS):
+            raise typer.BadParameter("--plan says for how long a context and how many users; leave out both options.")
         manifest = load_manifest(folder)
+        demand = Demand(context, users, kv_precision or manifest.kv_precision)
 
         async def run(controller: FleetController) -> DeploymentView:
             there = await _nodes_that_are_there(controller)
-            placement = choose_placement(manifest, there, plan, nodes)
-            return await deploy_and_wait(
-                controller, folder, placement, kv_precision or manifest.kv_precision, _tell_progress
-            )
+            if plan is not None:
+                placement = read_plan(plan, manifest, there, demand.kv_precision)
+            else:
+                placement = choose_placement(manifest, there, demand, nodes)
+            return await deploy_and_wait(controller, folder, placement, demand.kv_precision, _tell_progress)
 
         deployment = run_with_controller(run)
         if json:

@@ -10,8 +10,7 @@ from PySide6.QtWidgets import QComboBox, QFileDialog, QHBoxLayout, QLabel, QPush
 
 from app.looks.widgets import Card
 from app.placement.assessment import Demand
-
-DEFAULT_CONTEXT_TOKENS = 4096
+from fleet.placement import DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS
 
 
 class ModelBar(Card):
@@ -42,7 +41,7 @@ class ModelBar(Card):
         self._folder.clicked.connect(self.choose_folder)
         self._context = self._spin(self.tr("Tokens of context for each user"), 16, 1_048_576, DEFAULT_CONTEXT_TOKENS)
         self._context.setSingleStep(1024)
-        self._users = self._spin(self.tr("Users who chat at once"), 1, 1024, 1)
+        self._users = self._spin(self.tr("Users who chat at once"), 1, 1024, DEFAULT_USERS)
         row = QHBoxLayout()
         row.setSpacing(8)
         for title, field, stretch in (

@@ -41,7 +41,8 @@ def serve(config: GatewayConfig, context: ChildContext) -> None:
     except ValueError:
         raise ModelError("The key given to this gateway is not a CURVE key.") from None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    context_tokens = config.context_tokens or manifest.context_tokens or CONTEXT_TOKENS_GUESS
+    trained_tokens = manifest.context_tokens or CONTEXT_TOKENS_GUESS
+    context_tokens = min(config.context_tokens or trained_tokens, trained_tokens)
     tokenizer = ModelTokenizer(folder, context_tokens)
     limits = SchedulerLimits(
         stages=len(manifest.stages),

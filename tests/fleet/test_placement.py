@@ -201,7 +201,7 @@ def test_the_failing_term_is_named() -> None:
 def test_hand_made_cuts_are_checked() -> None:
     manifest = model([100 * MB] * 4)
     nodes = nodes_of(9000 * MB, 300 * MB)
-    assert placement_for_cuts(manifest, nodes, [3]).stages[1].first_layer == 3
+    assert placement_for_cuts(manifest, nodes, [3], users=1).stages[1].first_layer == 3
     with pytest.raises(PlacementError, match=r"PC-1 needs \d+ MB for layers 1 to 3 .* too much"):
         placement_for_cuts(manifest, nodes, [1])
     assessed = assess_cuts(manifest, nodes, [1])
