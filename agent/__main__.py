@@ -7,6 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
+from agent.enrolment_option import given_token
 from agent.service import run_agent
 from fleet.data_dir import default_data_dir
 from fleet.errors import PacelineError
@@ -17,7 +18,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m agent", description="The Paceline agent of this PC.")
     parser.add_argument("--data-dir", type=Path, metavar="D", help="identity, trust and shards are kept here")
     parser.add_argument("--name", metavar="N", help="name in the fleet; by default the host's")
-    parser.add_argument("--enrol", metavar="TOKEN", help="join the fleet that made this token")
+    parser.add_argument(
+        "--enrol",
+        metavar="TOKEN",
+        help="join the fleet that made this token; - reads it from the first line of standard input",
+    )
     parser.add_argument("--memory", type=int, metavar="BYTES", help="the most that stages may use")
     parser.add_argument("--tray", action="store_true", help="show an icon that tells what the PC does")
     parser.add_argument("--stop-with-stdin", action="store_true", help="end when standard input ends")
@@ -31,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         run_agent(
             options.data_dir or default_data_dir(),
             name=options.name,
-            enrolment_token=options.enrol,
+            enrolment_token=given_token(options.enrol),
             memory_budget_bytes=options.memory,
             tray=options.tray,
             stop_with_stdin=options.stop_with_stdin,

@@ -20,7 +20,10 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Option("--name", metavar="N", help="Name in the fleet; by default the host's.")
         ] = None,
         enrol: Annotated[
-            str | None, typer.Option("--enrol", metavar="TOKEN", help="Join the fleet that made this token.")
+            str | None,
+            typer.Option(
+                "--enrol", metavar="TOKEN", help="Join the fleet that made this token; - reads it from standard input."
+            ),
         ] = None,
         memory: Annotated[
             str | None,
@@ -29,13 +32,14 @@ def register(app: typer.Typer) -> None:
         tray: Annotated[bool, typer.Option("--tray", help="Show an icon that tells what the PC does.")] = False,
     ) -> None:
         """Run the agent: announce this PC, receive shards, run pipeline stages."""
+        from agent.enrolment_option import given_token
         from agent.service import run_agent
         from fleet.data_dir import default_data_dir
 
         run_agent(
             default_data_dir(),
             name=name or socket.gethostname(),
-            enrolment_token=enrol,
+            enrolment_token=given_token(enrol),
             memory_budget_bytes=None if memory is None else parse_bytes(memory),
             tray=tray,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,11 +68,17 @@ class LocalAgents:
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         data_dir = self._folder / name
         data_dir.mkdir(parents=True, exist_ok=True)
-        arguments = ["--data-dir", str(data_dir), "--name", name, "--enrol", self._token, "--stop-with-stdin"]
+        arguments = ["--data-dir", str(data_dir), "--name", name, "--enrol", "-", "--stop-with-stdin"]
         if self._memory_bytes is not None:
             arguments += ["--memory", str(self._memory_bytes)]
         with self._log_path(name).open("wb") as log:
-            return start_child("agent", arguments, stdout=log, stderr=subprocess.STDOUT)
+            process = start_child("agent", arguments, stdout=log, stderr=subprocess.STDOUT)
+        assert process.stdin is not None
+        # Not as an argument, which every user of this PC could read.
+        with contextlib.suppress(BrokenPipeError):  # it ended at once; ``check`` says why
+            process.stdin.write(f"{self._token}\n".encode())
+            process.stdin.flush()
+        return process
 
     def _log_path(self, name: str) -> Path:
         return self._folder / f"{name}.log"
