@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import selectors
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+import psutil
 import pytest
 import zmq
 
@@ -21,6 +22,7 @@ from fleet.gateway_messages import (
     Cancel,
     ClientMessage,
     Delta,
+    Failed,
     Finished,
     GatewayMessage,
     Generate,
@@ -30,7 +32,9 @@ from fleet.identity import Identity
 from fleet.node import PeerAddress
 from fleet.sockets import AllowList, bind_tcp, curve_server_socket, start_zap
 
-Answer = Callable[[Any], list[GatewayMessage]]
+Answer = Callable[[Any], Sequence[GatewayMessage | list[bytes]]]
+"""Messages, or frames as they are."""
+MutatedMessages = Callable[[Sequence[bytes], int], Sequence[list[bytes]]]
 
 
 def status(number: int, protocol: int = PROTOCOL_VERSION) -> ServiceStatus:
@@ -67,7 +71,7 @@ class PlayedGateway:
             message = decoder.decode(frame)
             for reply in self._answer(message):
                 with contextlib.suppress(zmq.ZMQError):
-                    self._socket.send_multipart([client, encode(reply)])
+                    self._socket.send_multipart([client, *(reply if isinstance(reply, list) else [encode(reply)])])
             with self.news:
                 self.heard.append(message)
                 self.news.notify_all()
@@ -265,4 +269,30 @@ def test_what_a_gateway_could_not_read_is_not_sent(client_identity: Identity) ->
             assert (await client.status()).state == "ready"
 
     with playing(polite, client_identity) as gateway:
+        run(talk(gateway))
+
+
+def test_ten_thousand_mutated_answers_do_not_harm_the_client(
+    client_identity: Identity, mutated_messages: MutatedMessages
+) -> None:
+    good = [
+        encode(status(999)),
+        encode(Accepted(999, 3)),
+        encode(Delta(999, "x", (7,))),
+        encode(Failed(999, "internal", "no")),
+        encode(finished(999)),
+    ]
+
+    def flooding(message: Any) -> Sequence[GatewayMessage | list[bytes]]:
+        return [*(mutated_messages(good, 7) if isinstance(message, Generate) else ()), *polite(message)]
+
+    async def talk(gateway: PlayedGateway) -> None:
+        async with GatewayClient(client_identity, gateway.address) as client:
+            resident_before = psutil.Process().memory_info().rss
+            messages = [message async for message in client.generate(Generate(client.next_number(), prompt="x"))]
+            assert messages[-1] == finished(1)
+            assert (await client.status()).model == "model"
+            assert psutil.Process().memory_info().rss - resident_before < 50 << 20
+
+    with playing(flooding, client_identity) as gateway:
         run(talk(gateway))
