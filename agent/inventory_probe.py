@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from fleet.telemetry import forbid_openvino_telemetry
+
 PROPERTIES = (
     "FULL_DEVICE_NAME",
     "DEVICE_TYPE",
@@ -124,6 +126,7 @@ def probe(write: Callable[[ProbeLine], None]) -> None:
     def fault(text: str) -> None:
         write(FaultLine(text))
 
+    forbid_openvino_telemetry()
     import openvino
 
     write(VersionLine(str(openvino.get_version())))
