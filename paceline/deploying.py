@@ -12,10 +12,12 @@ from fleet.control_messages import DeploymentId
 from fleet.controller import FleetController
 from fleet.errors import DeployError, PlacementError
 from fleet.manifest import KvPrecision, Manifest
-from fleet.placement import Placement, PlacementNode, assess_cuts, placement_for_cuts, problem_of
+from fleet.placement import LeftOut, Placement, PlacementNode, assess_cuts, placement_for_cuts, problem_of
 from fleet.views import DeploymentView, FleetView, NodeView
 
 _PROGRESS_STEP = 0.1
+_SEARCH_S = 5.0
+_STOP_S = 30.0
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -40,7 +42,12 @@ def choose_placement(
             raise PlacementError(f"The folder has {len(manifest.stages)} stages, but --nodes names {len(chosen)}.")
     else:
         chosen = _nodes_that_fit(manifest, nodes, demand)
-    return placement_for_cuts(manifest, chosen, manifest.cuts, demand.context_tokens, demand.users, demand.kv_precision)
+    placement = placement_for_cuts(
+        manifest, chosen, manifest.cuts, demand.context_tokens, demand.users, demand.kv_precision
+    )
+    reason = f"The shards are cut into {len(chosen)} stages, and each is on another node already."
+    left_out = tuple(LeftOut(node.id, node.name, reason) for node in nodes if node not in chosen)
+    return msgspec.structs.replace(placement, left_out=left_out)
 
 
 def _nodes_that_fit(manifest: Manifest, nodes: Sequence[PlacementNode], demand: Demand) -> list[PlacementNode]:
@@ -84,13 +91,13 @@ def read_plan(path: Path, manifest: Manifest, nodes: Sequence[PlacementNode], kv
         raise PlacementError(f"The plan {path} cannot be read: {error.strerror}.") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise PlacementError(f"{path} is not a plan as 'paceline plan --json' gives it: {error}.") from None
-    cuts = tuple(stage.first_layer for stage in placement.stages[1:])
+    cuts = _cuts_of(placement)
     if placement.model_id != manifest.model_id:
         raise PlacementError(f"The plan {path} is for another model than the shard folder's; plan again.")
     if cuts != manifest.cuts:
         raise PlacementError(
-            f"The plan {path} cuts at {_words(cuts)}, the shard folder at {_words(manifest.cuts)}. Build the shards as "
-            f"planned: paceline shard build MODEL -o DIR {_build_option(cuts)}."
+            f"The plan {path} cuts at {_words(cuts)}, the shard folder at {_words(manifest.cuts)}. "
+            f"{rebuild_sentence(placement)}"
         )
     there = {node.id: node for node in nodes}
     for stage in placement.stages:
@@ -102,8 +109,15 @@ def read_plan(path: Path, manifest: Manifest, nodes: Sequence[PlacementNode], kv
     return placement_for_cuts(manifest, chosen, cuts, placement.context_tokens, placement.users, kv_precision)
 
 
-def _build_option(cuts: Sequence[int]) -> str:
-    return f"--cuts {','.join(map(str, cuts))}" if cuts else "--stages 1"
+def rebuild_sentence(placement: Placement) -> str:
+    """How to make the shards that a placement needs."""
+    cuts = _cuts_of(placement)
+    option = f"--cuts {','.join(map(str, cuts))}" if cuts else "--stages 1"
+    return f"Build the shards as planned: paceline shard build MODEL -o DIR {option}."
+
+
+def _cuts_of(placement: Placement) -> tuple[int, ...]:
+    return tuple(stage.first_layer for stage in placement.stages[1:])
 
 
 def _words(cuts: Sequence[int]) -> str:
@@ -157,6 +171,45 @@ async def deploy_and_wait(
     if final.state != "ready":
         raise DeployError(final.detail or f"The deployment is {final.state}.")
     return final
+
+
+async def stop_everywhere(controller: FleetController, deployment: DeploymentId, tell: Callable[[str], None]) -> None:
+    """Stop a deployment on every node that answers, and wait until none of them has a stage of it any more.
+
+    Raises:
+        DeployError: no node runs it, or a node did not stop its stage.
+    """
+
+    def all_answered(view: FleetView) -> bool:
+        # Stages are known from the nodes themselves: one that has not answered yet may hold one, too.
+        return deployment_of(view, deployment) is not None and not _silent_nodes(view)
+
+    def gone(view: FleetView) -> bool:
+        return deployment_of(view, deployment) is None
+
+    with contextlib.suppress(TimeoutError):
+        await controller.wait_for(all_answered, _SEARCH_S)
+    if gone(controller.view):
+        running = ", ".join(one.id for one in controller.view.deployments) or "none"
+        raise DeployError(f"No node that answers runs a deployment {deployment!r}; running: {running}.")
+    silent = _silent_nodes(controller.view)
+    await controller.undeploy(deployment)
+    try:
+        await controller.wait_for(gone, _STOP_S)
+    except TimeoutError:
+        holders = ", ".join(
+            node.name for node in controller.view.nodes if any(stage.deployment == deployment for stage in node.stages)
+        )
+        raise DeployError(f"{holders} still runs a stage of {deployment} after {_STOP_S:.0f} s; try again.") from None
+    if silent:
+        tell(
+            f"Without an answer: {', '.join(silent)}. If it runs a stage of {deployment}, repeat this when it is back."
+        )
+
+
+def _silent_nodes(view: FleetView) -> list[str]:
+    """Names of the fleet's own nodes that have not said yet what they run."""
+    return [node.name for node in view.nodes if node.state in ("connecting", "suspect", "lost")]
 
 
 def _news(deployment: DeploymentView) -> list[str]:

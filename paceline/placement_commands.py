@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fleet.controller import FleetController
     from fleet.placement import Placement, PlacementNode
-    from fleet.views import DeploymentView, FleetView
+    from fleet.views import DeploymentView
 
 _SEARCH_S = 5.0
 
@@ -44,18 +44,27 @@ def _register_plan(app: typer.Typer) -> None:
         users: UsersOption = DEFAULT_USERS,
         json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     ) -> None:
-        """Propose which layers go to which of the nodes that are there."""
+        """Propose which layers go to which of the nodes that are there; a shard folder's own cut comes first."""
         import msgspec
 
         from fleet.placement import plan as make_plan
+        from paceline.deploying import Demand, choose_placement, rebuild_sentence
         from paceline.model_facts import model_facts
         from paceline.with_controller import run_with_controller
 
         facts = model_facts(model)
+        demand = Demand(context, users, facts.kv_precision)
 
         async def propose(controller: FleetController) -> Placement:
             nodes = await _nodes_that_are_there(controller)
-            return make_plan(facts, nodes, context_tokens=context, users=users)
+            if facts.stages:
+                try:
+                    return choose_placement(facts, nodes, demand)
+                except PlacementError as error:
+                    placement = make_plan(facts, nodes, context, users)  # says what is missing where nothing fits
+                    _tell_progress(f"The shards as they are cut do not fit: {error} {rebuild_sentence(placement)}")
+                    return placement
+            return make_plan(facts, nodes, context, users)
 
         placement = run_with_controller(propose)
         if json:
@@ -118,21 +127,10 @@ def _register_undeploy(app: typer.Typer) -> None:
         deployment: Annotated[str, typer.Argument(metavar="ID", help="As 'paceline deploy' printed it.")],
     ) -> None:
         """Stop a deployment on all its nodes; the shards stay in their stores."""
-        from fleet.errors import DeployError
+        from paceline.deploying import stop_everywhere
         from paceline.with_controller import run_with_controller
 
-        async def run(controller: FleetController) -> None:
-            def seen(view: FleetView) -> bool:
-                return any(one.id == deployment for one in view.deployments)
-
-            try:
-                await controller.wait_for(seen, _SEARCH_S)
-            except TimeoutError:
-                running = ", ".join(one.id for one in controller.view.deployments) or "none"
-                raise DeployError(f"No node runs a deployment {deployment}; running: {running}.") from None
-            await controller.undeploy(deployment)
-
-        run_with_controller(run)
+        run_with_controller(lambda controller: stop_everywhere(controller, deployment, _tell_progress))
 
 
 async def _nodes_that_are_there(controller: FleetController) -> Sequence[PlacementNode]:

@@ -111,3 +111,8 @@ def test_files_that_are_no_plan_are_refused(manifest: Manifest, tmp_path: Path, 
         read_plan(plan, manifest, [node("a"), node("b")], "f16")
     with pytest.raises(PlacementError, match="cannot be read"):
         read_plan(tmp_path / "none", manifest, [node("a")], "f16")
+
+
+def test_nodes_that_get_no_stage_are_left_out_with_the_reason(manifest: Manifest) -> None:
+    left_out = choose_placement(manifest, [node("a"), node("b"), node("c")], DEMAND).left_out
+    assert [(one.node_name, "2 stages" in one.reason) for one in left_out] == [("c", True)]
