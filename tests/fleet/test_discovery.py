@@ -201,7 +201,8 @@ def test_a_new_network_is_announced_without_a_restart(monkeypatch: pytest.Monkey
             await announcer.start()
             await watch.until(lambda nodes: ONE.public_key in nodes)
             interfaces["Wi-Fi"] = ("10.9.9.9",)
-            await watch.until(lambda nodes: nodes[ONE.public_key].addresses[0] == "10.9.9.9")
+            # An address that was announced less than a second ago stays beside the new one for a while.
+            await watch.until(lambda nodes: "10.9.9.9" in nodes[ONE.public_key].addresses)
             assert announcer.addresses == ("10.9.9.9",)
         finally:
             await asyncio.gather(announcer.close(), browser.close())
