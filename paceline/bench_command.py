@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ from paceline.command import command, print_json
 from paceline.parsing import parse_numbers
 
 _SEED = 20260101
+_MOST_USERS = 256
 
 
 def register(app: typer.Typer) -> None:
@@ -20,29 +20,47 @@ def register(app: typer.Typer) -> None:
     @command(app, "bench")
     def bench(
         shards: Annotated[
-            Path | None, typer.Argument(metavar="[DIR]", help="A shard folder; without it the bundled small model.")
+            Path | None, typer.Argument(metavar="DIR", help="A shard folder; without it the bundled small model.")
         ] = None,
-        users: Annotated[str, typer.Option("--users", help="How many chat at once, one run each.")] = "1,2,8",
-        prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, max=100_000)] = 64,
-        output_tokens: Annotated[int, typer.Option("--output-tokens", min=2, max=100_000)] = 64,
-        stages: Annotated[int, typer.Option("--stages", min=1, max=64, help="For the bundled model.")] = 2,
-        kv_precision: Annotated[Literal["f32", "f16", "bf16", "u8"], typer.Option("--kv-precision")] = "f16",
-        rounds: Annotated[int, typer.Option("--rounds", min=1, max=1000, help="The median of so many is told.")] = 5,
+        users: Annotated[
+            str, typer.Option("--users", metavar="N,N", help="How many chat at once, a run for each number.")
+        ] = "1,2,8",
+        prompt_tokens: Annotated[
+            int, typer.Option("--prompt-tokens", metavar="N", min=1, max=100_000, help="Tokens of each question.")
+        ] = 64,
+        output_tokens: Annotated[
+            int, typer.Option("--output-tokens", metavar="N", min=2, max=100_000, help="Tokens of each answer.")
+        ] = 64,
+        stages: Annotated[
+            int,
+            typer.Option("--stages", metavar="N", min=1, max=64, help="Into how many stages the bundled model is cut."),
+        ] = 2,
+        kv_precision: Annotated[
+            Literal["f32", "f16", "bf16", "u8"],
+            typer.Option("--kv-precision", metavar="P", help="f32, f16, bf16 or u8."),
+        ] = "f16",
+        rounds: Annotated[
+            int,
+            typer.Option(
+                "--rounds", metavar="N", min=1, max=1000, help="How often each run is made; the median is told."
+            ),
+        ] = 5,
         json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     ) -> None:
         """Measure tokens per second, time to first token and time between tokens."""
         from paceline.bench import BenchPlan, run_bench
+        from paceline.temporary import temporary_folder
 
         plan = BenchPlan(
-            users=parse_numbers(users, "users", 1),
+            users=parse_numbers(users, "users", 1, _MOST_USERS),
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             kv_precision=kv_precision,
             rounds=rounds,
             seed=_SEED,
         )
-        with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-            report = run_bench(shards if shards is not None else _bundled(Path(folder), stages), plan)
+        with temporary_folder() as folder:
+            report = run_bench(shards if shards is not None else _bundled(folder, stages), plan)
         if json:
             import msgspec
 

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.build_messages import BuildDone, BuilderLine, BuildFailed, BuildProgress, BuildRequest
+from fleet.build_messages import BuildDone, BuilderLine, BuildFailed, BuildPhase, BuildProgress, BuildRequest
 from fleet.child_process import describe_exit, start_child
 from fleet.errors import CancelledError, ModelError
 from fleet.manifest import KvPrecision, Manifest
+
+PHASE_WORDS: dict[BuildPhase, str] = {
+    "convert": "Converting the model",
+    "analyse": "Looking for the layers",
+    "write": "Writing the shards",
+    "verify": "Checking against the whole model",
+}
 
 
 def build_shards(

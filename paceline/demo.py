@@ -14,7 +14,7 @@ from fleet.gateway_client import GatewayClient
 from fleet.manifest import Manifest
 from fleet.placement import DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS
 from fleet.views import DeploymentView
-from paceline.build_shards import build_shards
+from paceline.build_shards import PHASE_WORDS, build_shards
 from paceline.deploying import Demand, choose_placement, deploy_and_wait
 from paceline.local_agents import LocalAgents
 from paceline.local_fleet import CONTROLLER, Tell, find_agents, local_fleet, tell_on_stderr, tell_placement
@@ -76,7 +76,7 @@ async def _build(folder: Path, count: int, tell: Tell, cancelled: threading.Even
     def on_progress(progress: BuildProgress) -> None:
         if progress.phase not in phases:
             phases.add(progress.phase)
-            tell(f"shards: {progress.phase}")
+            tell(PHASE_WORDS[progress.phase])
 
     return await asyncio.to_thread(
         build_shards,

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from fleet.child_process import describe_exit, start_child
 from fleet.errors import DeployError
+from paceline.temporary import uninterrupted
 
 _STOP_S = 10.0
 _LOG_TAIL_BYTES = 2000
@@ -54,16 +55,17 @@ class LocalAgents:
 
     def stop(self) -> None:
         """Ask all agents to stop, by closing their standard input, wait, and end those that don't."""
-        for process in self._processes.values():
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self._processes.values():
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
+        with uninterrupted():
+            for process in self._processes.values():
+                assert process.stdin is not None
+                process.stdin.close()
+            for process in self._processes.values():
+                try:
+                    process.wait(_STOP_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+            self._processes.clear()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         data_dir = self._folder / name

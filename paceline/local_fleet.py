@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from fleet.placement import Placement
 from fleet.views import FleetView
 from paceline.deploying import ready_nodes
 from paceline.local_agents import LocalAgents
+from paceline.temporary import temporary_folder
 from paceline.terminal import printable
 
 CONTROLLER = "controller"
@@ -26,21 +25,6 @@ _TOKEN_LIFETIME_S = 3600
 _FIND_S = 60.0
 
 Tell = Callable[[str], None]
-
-
-@contextlib.contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A folder for all that a local fleet writes, removed afterwards.
-
-    While it is there, a request to terminate (SIGTERM) ends the process as Ctrl-C does: in order.
-    """
-    previous = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        # On Windows a file may still be mapped for a moment after its process has ended.
-        with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 @contextlib.contextmanager

@@ -14,15 +14,9 @@ from paceline.command import command, print_json
 from paceline.parsing import parse_numbers
 
 if TYPE_CHECKING:
-    from fleet.build_messages import BuildPhase, BuildProgress
+    from fleet.build_messages import BuildProgress
     from shard_builder import Check, Inspection
 
-_PHASES: dict[BuildPhase, str] = {
-    "convert": "Converting the model",
-    "analyse": "Looking for the layers",
-    "write": "Writing the shards",
-    "verify": "Checking against the whole model",
-}
 _MEBIBYTE = 1 << 20
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
@@ -118,6 +112,8 @@ def _progress() -> Iterator[Callable[[BuildProgress], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
 
+    from paceline.build_shards import PHASE_WORDS
+
     console = Console(stderr=True)
     texts = TextColumn("{task.description}"), TextColumn("{task.fields[bytes]}")
     columns = (SpinnerColumn(), texts[0], BarColumn(), TaskProgressColumn(), texts[1])
@@ -128,7 +124,7 @@ def _progress() -> Iterator[Callable[[BuildProgress], None]]:
             done = ""
             if progress.bytes_total:
                 done = f"{progress.bytes_done / _MEBIBYTE:,.0f} of {progress.bytes_total / _MEBIBYTE:,.0f} MiB"
-            bar.update(task, completed=progress.fraction, description=_PHASES[progress.phase], bytes=done)
+            bar.update(task, completed=progress.fraction, description=PHASE_WORDS[progress.phase], bytes=done)
 
         yield show
 
@@ -200,6 +196,6 @@ def _show_check(check: Check, as_json: bool) -> None:
 
 def _finding(max_abs_diff: float, greedy_match: float, device: str, kv_precision: KvPrecision) -> str:
     return (
-        f"Against the whole model on {device} with a {kv_precision} KV cache: largest difference of a logit "
+        f"Against the whole model on {device} with a KV cache in {kv_precision}: largest difference of a logit "
         f"{max_abs_diff:.3g}, same greedy token at {greedy_match:.1%} of positions."
     )

