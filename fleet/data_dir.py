@@ -33,6 +33,8 @@ def create_data_dir(data_dir: Path) -> Path:
     """
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise DataFolderError(f"The data folder {data_dir} is a file; name a folder with --data-dir.") from None
     except OSError as error:
         raise DataFolderError(f"The data folder {data_dir} cannot be created: {error.strerror}.") from None
     return data_dir

@@ -17,7 +17,7 @@ from paceline import (
     serve_command,
     shard_commands,
 )
-from paceline.command import DataDirOption, DebugOption, apply_common_options, report
+from paceline.command import DataDirOption, DebugOption, apply_common_options, report, write_any_character
 
 app = typer.Typer(
     name="paceline",
@@ -50,6 +50,7 @@ for module in (
 
 def main() -> None:
     """Run the command line."""
+    write_any_character()
     try:
         app()
     except (Exception, KeyboardInterrupt) as error:  # whatever it is, a person reads one sentence

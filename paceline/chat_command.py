@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from paceline.command import command
+from paceline.parsing import not_empty
 
 
 def register(app: typer.Typer) -> None:
@@ -15,7 +16,10 @@ def register(app: typer.Typer) -> None:
     @command(app, "chat")
     def chat(
         prompt: Annotated[
-            str | None, typer.Option("--prompt", metavar="TEXT", help="Answer this and end; else type line by line.")
+            str | None,
+            typer.Option(
+                "--prompt", metavar="TEXT", callback=not_empty, help="Answer this and end; else type line by line."
+            ),
         ] = None,
     ) -> None:
         """Chat with the model that the fleet serves; /new starts afresh, /quit ends."""

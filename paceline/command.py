@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ import typer
 
 from fleet.data_dir import HOME_VARIABLE
 from fleet.errors import PacelineError
+from paceline.parsing import parse_folder
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -23,6 +25,7 @@ DataDirOption = Annotated[
     typer.Option(
         "--data-dir",
         metavar="D",
+        parser=parse_folder,
         help=f"Folder for identity, trusted keys and shards (or {HOME_VARIABLE}).",
         show_default=False,
     ),
@@ -47,6 +50,13 @@ def apply_common_options(data_dir: Path | None, debug: bool) -> None:
         level=logging.DEBUG if _Debug.enabled else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+
+
+def write_any_character() -> None:
+    """Let output go on where the terminal's encoding lacks a character, as that of a pipe on Windows does."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def report(error: BaseException) -> int:
@@ -99,6 +109,6 @@ def command(app: typer.Typer, name: str) -> Callable[[Function], Function]:
 
 def print_json(document: bytes) -> None:
     """Write one JSON document, and nothing else, on standard output."""
-    sys.stdout.write(document.decode())
-    sys.stdout.write("\n")
     sys.stdout.flush()
+    sys.stdout.buffer.write(document + b"\n")  # JSON is UTF-8 (RFC 8259), whatever the terminal's encoding is
+    sys.stdout.buffer.flush()

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fleet.views import FleetView, NodeView
 
 _DAY_S = 86_400
+_MOST_USES = 100_000
+_LONGEST_S = 3650 * _DAY_S
 
 
 def register(app: typer.Typer) -> None:
@@ -21,9 +23,14 @@ def register(app: typer.Typer) -> None:
 
     @command(fleet, "token")
     def token(
-        uses: Annotated[int, typer.Option("--uses", metavar="N", min=1, help="How many PCs may join with it.")] = 1,
+        uses: Annotated[
+            int, typer.Option("--uses", metavar="N", min=1, max=_MOST_USES, help="How many PCs may join with it.")
+        ] = 1,
         expires: Annotated[
-            int, typer.Option("--expires", metavar="S", min=1, help="Seconds after which it is worth nothing.")
+            int,
+            typer.Option(
+                "--expires", metavar="S", min=1, max=_LONGEST_S, help="Seconds after which it is worth nothing."
+            ),
         ] = _DAY_S,
     ) -> None:
         """Print an enrolment token: an agent started with it joins the fleet of this data folder."""
@@ -36,7 +43,9 @@ def register(app: typer.Typer) -> None:
 
     @command(app, "nodes")
     def nodes(
-        wait: Annotated[float, typer.Option("--wait", metavar="S", min=0, max=3600, help="Listen so long.")] = 3.0,
+        wait: Annotated[
+            float, typer.Option("--wait", metavar="S", min=0, max=3600, help="Seconds to listen for agents.")
+        ] = 3.0,
         json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     ) -> None:
         """List the PCs that run an agent."""
@@ -128,7 +137,8 @@ def show_nodes(view: FleetView) -> None:
             ", ".join(device.device for device in inventory.devices) if inventory is not None else "",
             memory,
             ", ".join(
-                f"{stage.model} {stage.first_layer}-{stage.end_layer - 1} {stage.state}" for stage in node.stages
+                f"{stage.model} {stage.first_layer}-{stage.end_layer - 1} {stage.state} ({stage.deployment})"
+                for stage in node.stages
             ),
         )
     console.print(table)

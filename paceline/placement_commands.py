@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 _SEARCH_S = 5.0
 
 ContextOption = Annotated[
-    int, typer.Option("--context", metavar="N", min=1, help="Tokens that each user's chat may hold.")
+    int, typer.Option("--context", metavar="N", min=1, max=100_000_000, help="Tokens that each user's chat may hold.")
 ]
 UsersOption = Annotated[
-    int, typer.Option("--users", metavar="N", min=1, help="How many chats of that length there is memory for.")
+    int,
+    typer.Option("--users", metavar="N", min=1, max=100_000, help="How many chats of that length there is memory for."),
 ]
 
 

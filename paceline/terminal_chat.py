@@ -13,6 +13,8 @@ from fleet.gateway_messages import ChatMessage, Delta, Failed, Finished, Generat
 from paceline.terminal import printable
 
 _EXIT_WORDS = frozenset({"/quit", "/exit", "/bye"})
+_MOST_TOKENS = 1024
+"""Where an answer is cut. Small models may repeat themselves until their context is full."""
 
 
 async def answer(
@@ -23,7 +25,7 @@ async def answer(
     Raises:
         PacelineError: the gateway could not answer; the text names the node at fault.
     """
-    request = Generate(number=client.next_number(), messages=messages, sampling=sampling)
+    request = Generate(number=client.next_number(), messages=messages, sampling=sampling, max_tokens=_MOST_TOKENS)
     async for message in client.generate(request):
         match message:
             case Delta(text=text):
@@ -81,8 +83,9 @@ async def converse(client: GatewayClient, lines: AsyncIterator[str]) -> None:
 def describe(finished: Finished) -> str:
     """Speed of an answer in words."""
     rate = (finished.completion_tokens - 1) / finished.decode_s if finished.decode_s > 0 else 0.0
+    cut = "cut after " if finished.reason == "length" else ""
     return (
-        f"({finished.completion_tokens} tokens, {rate:.1f} tokens/s, "
+        f"({cut}{finished.completion_tokens} tokens, {rate:.1f} tokens/s, "
         f"first token after {finished.time_to_first_token_s * 1000:.0f} ms)"
     )
 

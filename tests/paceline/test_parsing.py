@@ -16,7 +16,7 @@ def test_bytes_are_read_with_the_units_that_people_write(text: str, value: int) 
     assert parse_bytes(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "GB", "six", "-1", "1e9", "4PB", "1 000", "iB"])
+@pytest.mark.parametrize("text", ["", "0", "0.4", "GB", "six", "-1", "1e9", "4PB", "1 000", "iB"])
 def test_what_is_no_number_of_bytes_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="number of bytes"):
         parse_bytes(text)
@@ -31,3 +31,9 @@ def test_lists_of_numbers_are_read_back(numbers: list[int]) -> None:
 def test_lists_of_other_things_are_usage_errors(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="users"):
         parse_numbers(text, "users", 1)
+
+
+def test_numbers_have_a_highest() -> None:
+    assert parse_numbers("1,8", "users", 1, 8) == (1, 8)
+    with pytest.raises(typer.BadParameter, match="at most 8"):
+        parse_numbers("1,9", "users", 1, 8)
