@@ -95,12 +95,9 @@ def asked(home: Path, smollm2_gguf: Path, smollm2_two_stages: Path) -> dict[str,
         "plan of shards": ("plan", shards, "--json", "--context", "1024", "--users", "1"),
         "plan of a model": ("plan", smollm2_gguf, "--json", "--context", "1024", "--users", "1"),
         "too long": ("plan", shards, "--context", "1000000", "--users", "8"),
-        "unknown node": ("deploy", shards, "--nodes", "pc-1,nobody"),
-        "no plan": ("deploy", shards, "--plan", home / "none.json"),
         "no deployment": ("undeploy", "nothing"),
         "nothing to chat with": ("chat", "--prompt", "Hello"),
         "another admin's nodes": ("nodes", "--json", "--data-dir", home / "stranger"),
-        "another admin's plan": ("plan", shards, "--data-dir", home / "stranger"),
     }
     with ThreadPoolExecutor(len(questions)) as pool:
         done = pool.map(lambda words: paceline(home, *words), questions.values())
@@ -139,13 +136,12 @@ def test_nodes_are_told_with_their_hardware(asked: dict[str, Done]) -> None:
         assert 0 < node["memory"]["free_bytes"] <= node["memory"]["total_bytes"]
 
 
-def test_nodes_of_another_fleet_are_seen_and_not_used(asked: dict[str, Done]) -> None:
+def test_nodes_of_another_fleet_are_seen_as_such(asked: dict[str, Done]) -> None:
     strange = document(asked["another admin's nodes"])["nodes"]
     assert {(node["name"], node["state"], node["cpu"]) for node in strange} >= {
         ("pc-1", "foreign", None),
         ("pc-2", "foreign", None),
     }
-    assert "No enrolled node answers" in sentence(asked["another admin's plan"])
 
 
 @pytest.mark.parametrize("question", ["plan of shards", "plan of a model"])
@@ -173,8 +169,6 @@ def test_shards_are_planned_as_they_are_cut_and_known_as_the_model_that_they_wer
     ("question", "words"),
     [
         ("too long", ["does not fit", "needs", "pc-1 has 2,000 MB", "are missing"]),
-        ("unknown node", ["'nobody'", "pc-1", "pc-2"]),
-        ("no plan", ["none.json cannot be read"]),
         ("no deployment", ["'nothing'", "running: none"]),
         ("nothing to chat with", ["no model is deployed", "2 nodes ready", "paceline deploy"]),
     ],
