@@ -187,6 +187,36 @@ def placement_for_cuts(
     return placement
 
 
+def nodes_for_cuts(
+    manifest: Manifest,
+    nodes: Sequence[PlacementNode],
+    context_tokens: int = DEFAULT_CONTEXT_TOKENS,
+    users: int = DEFAULT_USERS,
+    kv_precision: KvPrecision | None = None,
+) -> list[PlacementNode]:
+    """A node for every stage that the manifest has: in the nodes' own order where that fits, else roomiest to largest.
+
+    The roomiest node then gets the largest stage, and so on; whether that fits, ``placement_for_cuts`` says.
+
+    Raises:
+        PlacementError: there are fewer nodes than stages.
+    """
+    count = len(manifest.stages)
+    if len(nodes) < count:
+        there = ", ".join(node.name for node in nodes)
+        raise PlacementError(
+            f"The folder has {count} stages and needs as many nodes; there are {len(nodes)}: {there}. "
+            "Build it with fewer stages, or start more agents."
+        )
+    in_order = list(nodes[:count])
+    if not problem_of(assess_cuts(manifest, in_order, manifest.cuts, context_tokens, users, kv_precision)):
+        return in_order
+    roomiest = sorted(nodes, key=lambda node: -node.budget_bytes)
+    by_bytes = sorted(range(count), key=lambda number: -manifest.stages[number].bytes)
+    chosen = dict(zip(by_bytes, roomiest, strict=False))
+    return [chosen[number] for number in range(count)]
+
+
 def _search(need: ModelNeed, nodes: Sequence[PlacementNode]) -> PlacementSearch:
     return PlacementSearch(
         need.layers, lambda first, end: need.of(first, end).bytes, need.load, [node.budget_bytes for node in nodes]

@@ -12,7 +12,7 @@ from fleet.control_messages import DeploymentId
 from fleet.controller import FleetController
 from fleet.errors import DeployError, PlacementError
 from fleet.manifest import KvPrecision, Manifest
-from fleet.placement import LeftOut, Placement, PlacementNode, assess_cuts, placement_for_cuts, problem_of
+from fleet.placement import LeftOut, Placement, PlacementNode, nodes_for_cuts, placement_for_cuts
 from fleet.views import DeploymentView, FleetView, NodeView
 
 _PROGRESS_STEP = 0.1
@@ -41,33 +41,13 @@ def choose_placement(
         if len(chosen) != len(manifest.stages):
             raise PlacementError(f"The folder has {len(manifest.stages)} stages, but --nodes names {len(chosen)}.")
     else:
-        chosen = _nodes_that_fit(manifest, nodes, demand)
+        chosen = nodes_for_cuts(manifest, nodes, demand.context_tokens, demand.users, demand.kv_precision)
     placement = placement_for_cuts(
         manifest, chosen, manifest.cuts, demand.context_tokens, demand.users, demand.kv_precision
     )
     reason = f"The shards are cut into {len(chosen)} stages, and each is on another node already."
     left_out = tuple(LeftOut(node.id, node.name, reason) for node in nodes if node not in chosen)
     return msgspec.structs.replace(placement, left_out=left_out)
-
-
-def _nodes_that_fit(manifest: Manifest, nodes: Sequence[PlacementNode], demand: Demand) -> list[PlacementNode]:
-    """The nodes in their own order where that fits, else the largest stage on the largest node, and so on."""
-    count = len(manifest.stages)
-    if len(nodes) < count:
-        there = ", ".join(node.name for node in nodes)
-        raise PlacementError(
-            f"The folder has {count} stages and needs as many nodes; there are {len(nodes)}: {there}. "
-            "Build it with fewer stages, or start more agents."
-        )
-    in_order = nodes[:count]
-    if not problem_of(
-        assess_cuts(manifest, in_order, manifest.cuts, demand.context_tokens, demand.users, demand.kv_precision)
-    ):
-        return list(in_order)
-    largest_nodes = sorted(nodes, key=lambda node: -node.budget_bytes)
-    order = sorted(range(count), key=lambda index: -manifest.stages[index].bytes)
-    chosen = dict(zip(order, largest_nodes, strict=False))
-    return [chosen[index] for index in range(count)]
 
 
 def _find(nodes: Sequence[PlacementNode], name: str) -> PlacementNode:

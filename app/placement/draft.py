@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from fleet.manifest import Manifest
 from fleet.node import NodeId
-from fleet.placement import Placement, PlacementNode
+from fleet.placement import Placement, PlacementNode, nodes_for_cuts
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,17 @@ class PlacementDraft:
         )
 
     @classmethod
-    def of_shards(cls, manifest: Manifest, nodes: Sequence[PlacementNode]) -> PlacementDraft | None:
-        """The cut that a shard folder already has, its largest stage on the roomiest node; None: too few nodes."""
-        stages = manifest.stages
-        if not 0 < len(stages) <= len(nodes):
+    def of_shards(
+        cls, manifest: Manifest, nodes: Sequence[PlacementNode], context_tokens: int, users: int
+    ) -> PlacementDraft | None:
+        """The cut that a shard folder already has, on the nodes that a deployment takes; None: too few nodes."""
+        if not 0 < len(manifest.stages) <= len(nodes):
             return None
-        roomiest = sorted(nodes, key=lambda node: -node.budget_bytes)
-        by_bytes = sorted(range(len(stages)), key=lambda number: -stages[number].bytes)
-        chosen = dict(zip(by_bytes, roomiest, strict=False))
-        used = {node.id for node in chosen.values()}
+        chosen = nodes_for_cuts(manifest, nodes, context_tokens, users)
+        used = {node.id for node in chosen}
         return cls(
             layer_count=len(manifest.layers),
-            nodes=tuple(chosen[number] for number in range(len(stages))),
+            nodes=tuple(chosen),
             cuts=manifest.cuts,
             unused=tuple(node for node in nodes if node.id not in used),
         )

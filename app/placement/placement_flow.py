@@ -131,9 +131,11 @@ class PlacementFlow(QObject):
             )
         demand = self._page.demand
         self._left_out = {}
-        if self._source is None and (own := PlacementDraft.of_shards(manifest, nodes)) is not None:
-            self._page.set_draft(own)
-            return
+        if self._source is None:
+            own = PlacementDraft.of_shards(manifest, nodes, demand.context_tokens, demand.users)
+            if own is not None:
+                self._page.set_draft(own)
+                return
         try:
             proposal = await asyncio.to_thread(
                 plan, manifest, nodes, context_tokens=demand.context_tokens, users=demand.users

@@ -210,7 +210,9 @@ def test_a_shard_folder_opens_at_once_and_is_not_cut_anew(run: RunInLoop, settin
     folder = tmp_path / "shards"
     folder.mkdir()
     (folder / MANIFEST_NAME).write_bytes(encode_manifest(manifest((3,))))
-    setting.network.controller.nodes = [*nodes(2), PlacementNode(NodeId("f" * 16), "large", "CPU", 64 << 30)]
+    first, second = nodes(2)
+    full = msgspec.structs.replace(second, budget_bytes=1)
+    setting.network.controller.nodes = [first, full, PlacementNode(NodeId("f" * 16), "large", "CPU", 64 << 30)]
 
     async def story() -> None:
         await setting.open(folder)
