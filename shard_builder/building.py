@@ -30,7 +30,7 @@ from shard_builder.manifest_parts import describe_layers, model_id
 from shard_builder.opened_model import cache_pattern, open_model, plain_reason
 from shard_builder.reference import CALLS
 from shard_builder.reporting import Reporter
-from shard_builder.shard_files import file_sha256, name_constants, write_graph
+from shard_builder.shard_files import file_entry, name_constants, write_graph
 from shard_builder.sources import open_source
 from shard_builder.surgery import StageSurgeon
 from shard_builder.verification import SOURCE_NAME, SourceRecord
@@ -194,7 +194,7 @@ class _Builder:
             first_layer=plan.first,
             end_layer=plan.end,
             bytes=written.bytes,
-            graph=FileEntry(name=graph_file.name, bytes=graph_file.stat().st_size, sha256=file_sha256(graph_file)),
+            graph=file_entry(graph_file),
             weights=FileEntry(name=weight_file.name, bytes=written.bytes, sha256=written.sha256),
             runs=tuple(places),
             inputs=inputs,
@@ -213,7 +213,7 @@ class _Builder:
         for path in self._analysis.source.companions:
             copy = self._scratch / path.name
             shutil.copyfile(path, copy)
-            entries.append(FileEntry(name=path.name, bytes=copy.stat().st_size, sha256=file_sha256(copy)))
+            entries.append(file_entry(copy))
         return tuple(entries)
 
 

@@ -18,6 +18,7 @@ import openvino as ov
 from openvino import opset13
 
 from fleet.errors import ModelError
+from fleet.manifest import FileEntry
 from shard_builder.weights import CONSTANT_ALIGNMENT_BYTES, WeightFileLayout, align, constant_bytes
 
 STAND_IN_BYTES = 1024
@@ -118,3 +119,8 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file, read in slices."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_entry(path: Path) -> FileEntry:
+    """The manifest's entry of a file."""
+    return FileEntry(name=path.name, bytes=path.stat().st_size, sha256=file_sha256(path))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import openvino as ov
 
-from fleet.manifest import FileEntry, KvPrecision, Manifest
+from fleet.manifest import KvPrecision, Manifest
 from shard_builder.analysis import analyse
 from shard_builder.manifest_parts import describe_layers, model_id
-from shard_builder.shard_files import file_sha256
+from shard_builder.shard_files import file_entry
 from shard_builder.sources import open_source
 from shard_builder.weights import describe_run, hash_run
 
@@ -29,9 +29,7 @@ def describe_uncut(model: Path, kv_precision: KvPrecision = "f16", work_folder: 
             describe_run(layout, hash_run(layout, analysis.opened.operations), layer_count) for layout in analysis.runs
         )
     }
-    tokenizer = tuple(
-        FileEntry(name=path.name, bytes=path.stat().st_size, sha256=file_sha256(path)) for path in source.companions
-    )
+    tokenizer = tuple(file_entry(path) for path in source.companions)
     return Manifest(
         manifest_version=1,
         model_id=model_id(runs, tokenizer),

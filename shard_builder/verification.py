@@ -18,7 +18,7 @@ from shard_builder.inspection import FusedAttention
 from shard_builder.manifest_parts import model_id
 from shard_builder.reference import CALLS, Reference, ReferenceHead, load_reference, make_reference
 from shard_builder.reporting import Reporter
-from shard_builder.shard_files import file_sha256
+from shard_builder.shard_files import file_entry, file_sha256
 from shard_builder.sources import open_source
 from shard_builder.weights import hash_run
 from shard_builder.whole_model import whole_model
@@ -194,8 +194,4 @@ def _id_of(analysis: Analysis, reporter: Reporter) -> str:
     for run in analysis.runs:
         reporter.check()
         hashes.add(hash_run(run, analysis.opened.operations))
-    companions = [
-        FileEntry(name=path.name, bytes=path.stat().st_size, sha256=file_sha256(path))
-        for path in analysis.source.companions
-    ]
-    return model_id(hashes, companions)
+    return model_id(hashes, [file_entry(path) for path in analysis.source.companions])
