@@ -205,13 +205,14 @@ class Announcer:
         Raises:
             UnreachableError: this PC cannot take part in mDNS.
         """
+        found = await asyncio.to_thread(local_interfaces)
         if self._pinned is None:
-            self._addresses = choose_addresses(await asyncio.to_thread(local_interfaces))
+            self._addresses = choose_addresses(found)
         self._zeroconf = _open_zeroconf(self._interfaces)
         info = self._info()
         await self._zeroconf.async_register_service(info, allow_name_change=True)
         self._label = info.name.removesuffix(f".{SERVICE_TYPE}")  # another one if the name was taken
-        self._follower = asyncio.create_task(_follow_network(self._on_network), name="announcer")
+        self._follower = asyncio.create_task(_follow_network(found, self._on_network), name="announcer")
 
     async def set_fleet(self, fleet: str) -> None:
         """Announces another controller's public key, or none."""
@@ -293,9 +294,10 @@ class Browser:
         Raises:
             UnreachableError: this PC cannot take part in mDNS.
         """
+        found = await asyncio.to_thread(local_interfaces)
         self._zeroconf = _open_zeroconf(self._interfaces)
         self._browser = AsyncServiceBrowser(self._zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._on_service])
-        self._follower = asyncio.create_task(_follow_network(self._on_network), name="browser")
+        self._follower = asyncio.create_task(_follow_network(found, self._on_network), name="browser")
 
     async def close(self) -> None:
         """Ends watching. Safe to call twice."""
@@ -364,9 +366,14 @@ class Browser:
             await self._zeroconf.async_update_interfaces()
 
 
-async def _follow_network(on_change: Callable[[Mapping[str, tuple[str, ...]]], Awaitable[None]]) -> None:
-    """Calls back when the PC's addresses changed and stayed for two readings: a network comes up in several steps."""
-    before = settled = await asyncio.to_thread(local_interfaces)
+async def _follow_network(
+    settled: Mapping[str, tuple[str, ...]], on_change: Callable[[Mapping[str, tuple[str, ...]]], Awaitable[None]]
+) -> None:
+    """Calls back when the PC's addresses changed and stayed for two readings: a network comes up in several steps.
+
+    ``settled`` are the addresses that the caller began with: a change while it began is a change.
+    """
+    before = settled
     while True:
         await asyncio.sleep(ADDRESS_POLL_S)
         now = await asyncio.to_thread(local_interfaces)

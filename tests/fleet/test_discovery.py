@@ -210,6 +210,29 @@ def test_a_new_network_is_announced_without_a_restart(monkeypatch: pytest.Monkey
     asyncio.run(main())
 
 
+def test_a_network_that_changes_while_the_announcer_begins_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [{"Wi-Fi": ("169.254.1.1",)}] * 2  # the browser's first, and the announcer's
+
+    def read() -> dict[str, tuple[str, ...]]:
+        return readings.pop() if readings else {"Wi-Fi": ("10.9.9.9",)}
+
+    monkeypatch.setattr("fleet.discovery.local_interfaces", read)
+    monkeypatch.setattr("fleet.discovery.ADDRESS_POLL_S", 0.05)
+
+    async def main() -> None:
+        watch = Watch()
+        browser = Browser(watch, interfaces=LOOPBACK_ONLY)
+        announcer = Announcer(ONE, "laptop", 4006, interfaces=LOOPBACK_ONLY)
+        try:
+            await browser.start()
+            await announcer.start()
+            await watch.until(lambda nodes: ONE.public_key in nodes and "10.9.9.9" in nodes[ONE.public_key].addresses)
+        finally:
+            await asyncio.gather(announcer.close(), browser.close())
+
+    asyncio.run(main())
+
+
 def test_two_agents_of_one_name_and_key_do_not_collide() -> None:
     async def main() -> None:
         watch = Watch()
