@@ -30,6 +30,9 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*\Z"
 ModelId = NewType("ModelId", str)
 KvPrecision = Literal["f32", "f16", "bf16", "u8"]
 RunKind = Literal["layer", "embedding", "head", "shared", "cut"]
+Part = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
+RollbackKind = Literal["mask", "trim"]
+Text = Annotated[str, msgspec.Meta(max_length=2000)]
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,6 +50,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: Bytes
     kind: RunKind
     layer: Count | None = None
+    parts: tuple[Part, ...] = ()
+    """Who reads it: -1 the embedding, k layer k, the number of layers the head. Empty for kind ``cut``."""
 
 
 class RunPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +74,24 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """At the manifest's own ``kv_precision``."""
 
 
+class CutTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor that crosses a cut, as part of the hidden states: ``width`` numbers per token."""
+
+    name: Text
+    """What the whole model's graph calls it."""
+    width: Count
+    element_type: Text
+    """In the whole model; it crosses as f32."""
+
+
+class FusionFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A rule of a device plugin's attention fusion that a node of the shard's graph breaks."""
+
+    rule: Text
+    node: Text
+    reason: Text
+
+
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One shard: layers ``first_layer`` to ``end_layer`` (exclusive)."""
 
@@ -85,6 +108,39 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fused_attention: Count = 0
     """Fused attention nodes that the CPU plugin made of this shard when it was checked."""
     expected_attention: Count = 0
+    cut_tensors: tuple[CutTensor, ...] = ()
+    """What enters side by side as ``inputs_embeds``, in this order; empty for the first stage."""
+    fusion_faults: tuple[FusionFault, ...] = ()
+    """Where the graph breaks the pattern that the plugins fuse; empty for a shard that fuses as a whole."""
+
+    @property
+    def input_width(self) -> int:
+        """Numbers per token that enter as hidden states; 0 for the first stage."""
+        return sum(tensor.width for tensor in self.cut_tensors)
+
+
+class CaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One case of a check: what was run and the largest absolute difference of any logit."""
+
+    case: Text
+    max_abs_diff: float
+
+
+class PagedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether the shards may be served with paged attention, and what the check of that found."""
+
+    served: bool
+    max_abs_diff: float | None = None
+    """Against the whole model in f32; None where it did not run."""
+    reason: Text = ""
+    """Why it may not be served so."""
+
+
+class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many bytes of the model's constants have an element type, as OpenVINO names it (``u4``, ``f16``)."""
+
+    element_type: Text
+    bytes: Bytes
 
 
 class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +153,9 @@ class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
     kv_precision: KvPrecision
     openvino_version: str
+    cases: tuple[CaseResult, ...] = ()
+    sampled: bool = False
+    """Whether only a part of the cases and positions was run, to bound the time."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -119,6 +178,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_token_ids: tuple[Count, ...]
     verification: Verification | None = None
     notes: tuple[str, ...] = ()
+    rollback: tuple[RollbackKind, ...] = ()
+    """How rejected tokens may be taken back from stateful shards; found by running it."""
+    paged: PagedForm | None = None
+    """None where it was not tried."""
+    weight_formats: tuple[WeightFormat, ...] = ()
+    has_chat_template: bool = True
 
     def run(self, sha256: str) -> Run:
         """The run of that hash; KeyError where the model has none."""

@@ -145,7 +145,7 @@ def run_slices(layout: RunLayout, operations: Sequence[Any]) -> Iterator[memoryv
 def describe_run(layout: RunLayout, sha256: str, layers: int) -> Run:
     """The run's entry in the manifest."""
     kind, layer = layout.kind(layers)
-    return Run(sha256=sha256, bytes=layout.bytes, kind=kind, layer=layer)
+    return Run(sha256=sha256, bytes=layout.bytes, kind=kind, layer=layer, parts=layout.parts)
 
 
 def hash_run(layout: RunLayout, operations: Sequence[Any]) -> str:
