@@ -61,6 +61,13 @@ class RunPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offset: Bytes
 
 
+class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many bytes of the model's constants have an element type, as OpenVINO names it (``u4``, ``f16``)."""
+
+    element_type: Text
+    bytes: Bytes
+
+
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One decoder layer: its weight bytes and what one token of one sequence adds to its KV cache.
 
@@ -72,6 +79,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_elements_per_token: Count
     kv_bytes_per_token: Bytes
     """At the manifest's own ``kv_precision``."""
+    weight_formats: tuple[WeightFormat, ...] = ()
 
 
 class CutTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,13 +142,6 @@ class PagedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Against the whole model in f32; None where it did not run."""
     reason: Text = ""
     """Why it may not be served so."""
-
-
-class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many bytes of the model's constants have an element type, as OpenVINO names it (``u4``, ``f16``)."""
-
-    element_type: Text
-    bytes: Bytes
 
 
 class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

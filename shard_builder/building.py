@@ -34,6 +34,7 @@ from shard_builder.shard_files import file_entry, name_constants, write_graph
 from shard_builder.sources import open_source
 from shard_builder.surgery import StageSurgeon
 from shard_builder.verification import SOURCE_NAME, SourceRecord
+from shard_builder.weight_formats import weight_formats
 from shard_builder.weights import WeightFileLayout, describe_run, hash_run, place_runs, write_weights
 
 SPARE_DISK_BYTES = 64 << 20
@@ -143,6 +144,7 @@ class _Builder:
             stages=tuple(stages),
             tokenizer=tokenizer,
             stop_token_ids=self._analysis.description.stop_token_ids,
+            weight_formats=weight_formats(self._analysis.runs, self._analysis.opened.operations),
         )
         return accept(self._core, self._analysis, self._scratch, manifest, self._reporter)
 

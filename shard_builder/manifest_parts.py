@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from fleet.manifest import FileEntry, KvPrecision, Layer
 from shard_builder.analysis import Analysis
+from shard_builder.weight_formats import weight_formats
 
 KV_BYTES: dict[KvPrecision, int] = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
 """Bytes of one number of the KV cache."""
@@ -14,6 +15,7 @@ KV_BYTES: dict[KvPrecision, int] = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
 
 def describe_layers(analysis: Analysis, kv_precision: KvPrecision) -> tuple[Layer, ...]:
     """One entry per layer."""
+    count = len(analysis.layers.entries)
     sizes = zip(analysis.layer_bytes, analysis.kv_elements_per_token, strict=True)
     return tuple(
         Layer(
@@ -21,6 +23,9 @@ def describe_layers(analysis: Analysis, kv_precision: KvPrecision) -> tuple[Laye
             bytes=size,
             kv_elements_per_token=elements,
             kv_bytes_per_token=elements * KV_BYTES[kv_precision],
+            weight_formats=weight_formats(
+                (run for run in analysis.runs if run.kind(count) == ("layer", index)), analysis.opened.operations
+            ),
         )
         for index, (size, elements) in enumerate(sizes)
     )

@@ -11,6 +11,7 @@ from shard_builder.analysis import analyse
 from shard_builder.manifest_parts import describe_layers, model_id
 from shard_builder.shard_files import file_entry
 from shard_builder.sources import open_source
+from shard_builder.weight_formats import weight_formats
 from shard_builder.weights import describe_run, hash_run
 
 
@@ -44,4 +45,5 @@ def describe_uncut(model: Path, kv_precision: KvPrecision = "f16", work_folder: 
         stages=(),
         tokenizer=tokenizer,
         stop_token_ids=analysis.description.stop_token_ids,
+        weight_formats=weight_formats(analysis.runs, analysis.opened.operations),
     )
