@@ -26,7 +26,7 @@ from fleet.manifest import (
 from shard_builder.acceptance import accept
 from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
 from shard_builder.layers import StagePlan, describe_entangled
-from shard_builder.manifest_parts import describe_layers, model_id
+from shard_builder.manifest_parts import describe_model, model_id
 from shard_builder.opened_model import cache_pattern, open_model, plain_reason
 from shard_builder.reference import CALLS
 from shard_builder.reporting import Reporter
@@ -34,7 +34,6 @@ from shard_builder.shard_files import file_entry, name_constants, write_graph
 from shard_builder.sources import open_source
 from shard_builder.surgery import StageSurgeon
 from shard_builder.verification import SOURCE_NAME, SourceRecord
-from shard_builder.weight_formats import weight_formats
 from shard_builder.weights import WeightFileLayout, describe_run, hash_run, place_runs, write_weights
 
 SPARE_DISK_BYTES = 64 << 20
@@ -130,21 +129,13 @@ class _Builder:
                 self._runs[index] = describe_run(layout, digest, layer_count)
         tokenizer = self._copy_companions()
         runs = {run.sha256: run for run in self._runs.values()}
-        manifest = Manifest(
-            manifest_version=1,
-            model_id=model_id(runs, tokenizer),
-            name=self._analysis.source.name,
-            architecture=self._analysis.description.architecture,
-            hidden_size=self._analysis.hidden_size,
-            vocabulary_size=self._analysis.vocabulary_size,
-            context_tokens=self._analysis.description.context_tokens,
-            kv_precision=self._kv_precision,
-            layers=describe_layers(self._analysis, self._kv_precision),
-            runs=(*runs.values(), *(run for digest, run in self._cut_runs.items() if digest not in runs)),
-            stages=tuple(stages),
-            tokenizer=tokenizer,
-            stop_token_ids=self._analysis.description.stop_token_ids,
-            weight_formats=weight_formats(self._analysis.runs, self._analysis.opened.operations),
+        manifest = describe_model(
+            self._analysis,
+            self._kv_precision,
+            (*runs.values(), *(run for digest, run in self._cut_runs.items() if digest not in runs)),
+            tokenizer,
+            model_id(runs, tokenizer),
+            tuple(stages),
         )
         return accept(self._core, self._analysis, self._scratch, manifest, self._reporter)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-from fleet.manifest import FileEntry, KvPrecision, Layer
+from fleet.manifest import FileEntry, KvPrecision, Layer, Manifest, Run, Stage
 from shard_builder.analysis import Analysis
 from shard_builder.weight_formats import weight_formats
 
@@ -28,6 +28,33 @@ def describe_layers(analysis: Analysis, kv_precision: KvPrecision) -> tuple[Laye
             ),
         )
         for index, (size, elements) in enumerate(sizes)
+    )
+
+
+def describe_model(
+    analysis: Analysis,
+    kv_precision: KvPrecision,
+    runs: Iterable[Run],
+    tokenizer: tuple[FileEntry, ...],
+    identity: str,
+    stages: tuple[Stage, ...] = (),
+) -> Manifest:
+    """The manifest as it is before any check; without ``stages`` that of a model which is not yet cut."""
+    return Manifest(
+        manifest_version=1,
+        model_id=identity,
+        name=analysis.source.name,
+        architecture=analysis.description.architecture,
+        hidden_size=analysis.hidden_size,
+        vocabulary_size=analysis.vocabulary_size,
+        context_tokens=analysis.description.context_tokens,
+        kv_precision=kv_precision,
+        layers=describe_layers(analysis, kv_precision),
+        runs=tuple(runs),
+        stages=stages,
+        tokenizer=tokenizer,
+        stop_token_ids=analysis.description.stop_token_ids,
+        weight_formats=weight_formats(analysis.runs, analysis.opened.operations),
     )
 
 
