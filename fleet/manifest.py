@@ -32,6 +32,7 @@ KvPrecision = Literal["f32", "f16", "bf16", "u8"]
 RunKind = Literal["layer", "embedding", "head", "shared", "cut"]
 Part = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 RollbackKind = Literal["mask", "trim"]
+FusionPlugin = Literal["CPU", "GPU"]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
 
 
@@ -98,6 +99,8 @@ class FusionFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rule: Text
     node: Text
     reason: Text
+    plugins: tuple[FusionPlugin, ...] = ("CPU", "GPU")
+    """Whose rule it is."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,6 +137,25 @@ class CaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_abs_diff: float
 
 
+class LeftOutCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A case that could not be run, and why."""
+
+    case: Text
+    reason: Text
+
+
+class RollbackResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A run with rejected tokens, taken back in one way, against the whole model that never saw them.
+
+    The two differ by the order of sums even where nothing is wrong, in proportion to ``logit_range``, the largest
+    distance between two logits of one position.
+    """
+
+    kind: RollbackKind
+    max_abs_diff: float
+    logit_range: float
+
+
 class PagedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether the shards may be served with paged attention, and what the check of that found."""
 
@@ -156,7 +178,11 @@ class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     openvino_version: str
     cases: tuple[CaseResult, ...] = ()
     sampled: bool = False
-    """Whether only a part of the cases and positions was run, to bound the time."""
+    """Whether only a part of the cases was run, to bound the time."""
+    rollback: tuple[RollbackResult, ...] = ()
+    """Every way of taking tokens back that could be run, whether it may be used or not."""
+    left_out: tuple[LeftOutCase, ...] = ()
+    """What the model or the device could not run."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,6 +207,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notes: tuple[str, ...] = ()
     rollback: tuple[RollbackKind, ...] = ()
     """How rejected tokens may be taken back from stateful shards; found by running it."""
+    sliding_window: Count = 0
+    """Tokens of the widest window that a layer looks through, if it is narrower than the context; 0: no such layer."""
     paged: PagedForm | None = None
     """None where it was not tried."""
     weight_formats: tuple[WeightFormat, ...] = ()
