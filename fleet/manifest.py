@@ -186,7 +186,7 @@ class Verification(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A model cut into stages. ``model_id`` depends on the weights and tokenizer, not on the cut."""
+    """A model cut into stages. ``model_id`` depends on the graph, weights and tokenizer, not on the cut."""
 
     manifest_version: Literal[1]
     model_id: str

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from paceline import shard_diff_command
 from paceline.command import command
 from paceline.parsing import parse_numbers
 
@@ -24,6 +25,7 @@ def register(app: typer.Typer) -> None:
     _register_build(shard)
     _register_inspect(shard)
     _register_verify(shard)
+    shard_diff_command.register(shard)
 
 
 def _register_build(shard: typer.Typer) -> None:
@@ -65,13 +67,16 @@ def _register_inspect(shard: typer.Typer) -> None:
     def inspect(
         path: Annotated[Path, typer.Argument(metavar="MODEL_OR_DIR", help="A model, or a shard folder.")],
         kv_precision: PrecisionOption = None,
+        every_layer: Annotated[
+            bool, typer.Option("--layers", help="A row for every layer, also where they look alike.")
+        ] = False,
         json: JsonOption = False,
     ) -> None:
         """Show layers, sizes and stages, and what the last check found."""
         from paceline.shard_tables import show_inspection
         from shard_builder import inspect as inspect_path
 
-        show_inspection(inspect_path(path, kv_precision=kv_precision), json)
+        show_inspection(inspect_path(path, kv_precision=kv_precision), json, every_layer)
 
 
 def _register_verify(shard: typer.Typer) -> None:

@@ -134,7 +134,7 @@ class _Builder:
             self._kv_precision,
             (*runs.values(), *(run for digest, run in self._cut_runs.items() if digest not in runs)),
             tokenizer,
-            model_id(runs, tokenizer),
+            model_id(self._analysis.source.graph, runs, tokenizer),
             tuple(stages),
         )
         return accept(self._core, self._analysis, self._scratch, manifest, self._reporter)

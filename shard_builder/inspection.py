@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 import openvino as ov
 
 from fleet.errors import ModelError
-from fleet.manifest import MANIFEST_NAME, FileEntry, KvPrecision, Layer, Manifest, Verification, load_manifest
+from fleet.manifest import (
+    MANIFEST_NAME,
+    CutTensor,
+    FileEntry,
+    FusionFault,
+    KvPrecision,
+    Layer,
+    Manifest,
+    PagedForm,
+    RollbackKind,
+    Run,
+    Stage,
+    Verification,
+    WeightFormat,
+    load_manifest,
+)
 from shard_builder.analysis import analyse
-from shard_builder.manifest_parts import KV_BYTES, describe_layers
+from shard_builder.manifest_parts import KV_BYTES, describe_model
 from shard_builder.sources import open_source
+from shard_builder.weights import describe_run
 
 
 class FusedAttention(msgspec.Struct, frozen=True):
@@ -32,10 +48,40 @@ class InspectedStage(msgspec.Struct, frozen=True):
     bytes: int
     files: tuple[FileEntry, ...]
     fused_attention: FusedAttention
+    kv_bytes_per_token: int
+    """Of all its layers, for one token of one sequence."""
+    cut_bytes: int
+    """Weight bytes that belong to this cut alone; the rest of ``bytes`` is shared by every cut, or padding."""
+    inputs: tuple[str, ...]
+    cut_tensors: tuple[CutTensor, ...]
+    """What enters as ``inputs_embeds``: empty for the first stage."""
+    fusion_faults: tuple[FusionFault, ...]
+
+
+class SharedWeights(msgspec.Struct, frozen=True):
+    """How much of the weights is the same wherever the model is cut: runs that are named by their SHA-256.
+
+    A run that several stages hold counts once.
+    """
+
+    runs: int
+    bytes: int
+    cut_runs: int
+    cut_bytes: int
+    """Bytes of the runs that only this cut has."""
+
+    @property
+    def share(self) -> float:
+        """0 to 1; 1 for a model that is not cut."""
+        total = self.bytes + self.cut_bytes
+        return self.bytes / total if total else 1.0
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What a model or shard folder is. ``model_id`` is empty and ``stages`` too where the model is not yet cut."""
+    """What a model or shard folder is. ``model_id`` is empty and ``stages`` too where the model is not yet cut.
+
+    What only a check finds (``verification``, ``rollback``, ``paged``, ``notes``) is empty or None there as well.
+    """
 
     name: str
     model_id: str
@@ -51,8 +97,17 @@ class Inspection(msgspec.Struct, frozen=True):
     """The embedding and what it or several layers share with other parts: what the first stage holds besides layers."""
     head_bytes: int
     """The same for the head and the last stage; a tied embedding counts here and there."""
+    runs: tuple[Run, ...]
+    """What the weights consist of. The hashes are empty where the model is not cut: its weights are not read."""
+    shared_weights: SharedWeights
+    weight_formats: tuple[WeightFormat, ...]
+    has_chat_template: bool
+    stop_token_ids: tuple[int, ...]
     stages: tuple[InspectedStage, ...]
     verification: Verification | None
+    rollback: tuple[RollbackKind, ...]
+    paged: PagedForm | None
+    notes: tuple[str, ...]
 
 
 def inspect(
@@ -62,12 +117,12 @@ def inspect(
     cancelled: Callable[[], bool] | None = None,
     work_folder: Path | None = None,
 ) -> Inspection:
-    """Describes a shard folder from its manifest, or a model (IR folder or GGUF file) by looking at its graph.
+    """Describes a shard folder from its manifest, or a model by looking at its graph. Weights are not read.
 
     Args:
-        path: the shard folder or model.
+        path: the shard folder, or a model as ``build`` takes it.
         kv_precision: at which the KV bytes are given; by default a shard folder's own, and f16 for a model.
-        cancelled: asked while a GGUF file is converted; True stops.
+        cancelled: asked while a model is converted; True stops.
         work_folder: where converted models are kept; the place in the data folder by default.
 
     Raises:
@@ -80,24 +135,11 @@ def inspect(
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
     if cut:
         return inspect_manifest(load_manifest(path), kv_precision)
-    precision = kv_precision or "f16"
     source = open_source(path, work_folder, cancelled or (lambda: False))
     analysis = analyse(ov.Core(), source)
-    count = len(analysis.layers.entries)
-    return Inspection(
-        name=source.name,
-        model_id="",
-        architecture=analysis.description.architecture,
-        hidden_size=analysis.hidden_size,
-        vocabulary_size=analysis.vocabulary_size,
-        context_tokens=analysis.description.context_tokens,
-        kv_precision=precision,
-        layers=describe_layers(analysis, precision),
-        embedding_bytes=sum(run.bytes for run in analysis.runs if run.kind(count)[0] in ("embedding", "shared")),
-        head_bytes=sum(run.bytes for run in analysis.runs if run.kind(count)[0] in ("head", "shared")),
-        stages=(),
-        verification=None,
-    )
+    # Without hashes, for which all weights would have to be read.
+    runs = [describe_run(layout, "", len(analysis.layers.entries)) for layout in analysis.runs]
+    return inspect_manifest(describe_model(analysis, kv_precision or "f16", runs, (), ""))
 
 
 def inspect_manifest(manifest: Manifest, kv_precision: KvPrecision | None = None) -> Inspection:
@@ -107,6 +149,8 @@ def inspect_manifest(manifest: Manifest, kv_precision: KvPrecision | None = None
         msgspec.structs.replace(layer, kv_bytes_per_token=layer.kv_elements_per_token * KV_BYTES[precision])
         for layer in manifest.layers
     )
+    of_model = [run for run in manifest.runs if run.kind != "cut"]
+    of_cut = {run.sha256: run for run in manifest.runs if run.kind == "cut"}
     return Inspection(
         name=manifest.name,
         model_id=manifest.model_id,
@@ -116,18 +160,37 @@ def inspect_manifest(manifest: Manifest, kv_precision: KvPrecision | None = None
         context_tokens=manifest.context_tokens,
         kv_precision=precision,
         layers=layers,
-        embedding_bytes=sum(run.bytes for run in manifest.runs if run.kind in ("embedding", "shared")),
-        head_bytes=sum(run.bytes for run in manifest.runs if run.kind in ("head", "shared")),
-        stages=tuple(
-            InspectedStage(
-                stage=stage.stage,
-                first_layer=stage.first_layer,
-                end_layer=stage.end_layer,
-                bytes=stage.bytes,
-                files=(stage.graph, stage.weights),
-                fused_attention=FusedAttention(stage.stage, stage.fused_attention, stage.expected_attention),
-            )
-            for stage in manifest.stages
-        ),
+        embedding_bytes=_total_bytes(run for run in of_model if run.kind in ("embedding", "shared")),
+        head_bytes=_total_bytes(run for run in of_model if run.kind in ("head", "shared")),
+        runs=manifest.runs,
+        shared_weights=SharedWeights(len(of_model), _total_bytes(of_model), len(of_cut), _total_bytes(of_cut.values())),
+        weight_formats=manifest.weight_formats,
+        has_chat_template=manifest.has_chat_template,
+        stop_token_ids=manifest.stop_token_ids,
+        stages=tuple(_inspect_stage(stage, layers, of_cut) for stage in manifest.stages),
         verification=manifest.verification,
+        rollback=manifest.rollback,
+        paged=manifest.paged,
+        notes=manifest.notes,
     )
+
+
+def _inspect_stage(stage: Stage, layers: tuple[Layer, ...], of_cut: dict[str, Run]) -> InspectedStage:
+    own_layers = layers[stage.first_layer : stage.end_layer]
+    return InspectedStage(
+        stage=stage.stage,
+        first_layer=stage.first_layer,
+        end_layer=stage.end_layer,
+        bytes=stage.bytes,
+        files=(stage.graph, stage.weights),
+        fused_attention=FusedAttention(stage.stage, stage.fused_attention, stage.expected_attention),
+        kv_bytes_per_token=sum(layer.kv_bytes_per_token for layer in own_layers),
+        cut_bytes=_total_bytes(of_cut[place.sha256] for place in stage.runs if place.sha256 in of_cut),
+        inputs=stage.inputs,
+        cut_tensors=stage.cut_tensors,
+        fusion_faults=stage.fusion_faults,
+    )
+
+
+def _total_bytes(runs: Iterable[Run]) -> int:
+    return sum(run.bytes for run in runs)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 from fleet.manifest import FileEntry, KvPrecision, Layer, Manifest, Run, Stage
 from shard_builder.analysis import Analysis
+from shard_builder.graph_digest import graph_digest
 from shard_builder.weight_formats import weight_formats
 
 KV_BYTES: dict[KvPrecision, int] = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
@@ -58,7 +60,12 @@ def describe_model(
     )
 
 
-def model_id(run_hashes: Iterable[str], companions: Iterable[FileEntry]) -> str:
-    """The same for every cut of the same weights with the same tokenizer and configuration."""
-    parts = sorted(run_hashes) + sorted(f"{entry.name} {entry.sha256}" for entry in companions)
+def model_id(graph_file: Path, run_hashes: Iterable[str], companions: Iterable[FileEntry]) -> str:
+    """The same for every cut of the same graph and weights with the same tokenizer and configuration.
+
+    Raises:
+        ModelError: the graph file cannot be read any more.
+    """
+    parts = [graph_digest(graph_file), *sorted(run_hashes)]
+    parts += sorted(f"{entry.name} {entry.sha256}" for entry in companions)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -30,4 +30,4 @@ def describe_uncut(model: Path, kv_precision: KvPrecision = "f16", work_folder: 
         )
     }
     tokenizer = tuple(file_entry(path) for path in source.companions)
-    return describe_model(analysis, kv_precision, runs.values(), tokenizer, model_id(runs, tokenizer))
+    return describe_model(analysis, kv_precision, runs.values(), tokenizer, model_id(source.graph, runs, tokenizer))

@@ -194,4 +194,4 @@ def _id_of(analysis: Analysis, reporter: Reporter) -> str:
     for run in analysis.runs:
         reporter.check()
         hashes.add(hash_run(run, analysis.opened.operations))
-    return model_id(hashes, [file_entry(path) for path in analysis.source.companions])
+    return model_id(analysis.source.graph, hashes, [file_entry(path) for path in analysis.source.companions])

@@ -31,7 +31,8 @@ COMMANDS = {
     "plan": {"--context", "--users", "--json"},
     "serve": {"--agents", "--port", "--kv-precision"},
     "shard build": {"-o", "--stages", "--cuts", "--json"},
-    "shard inspect": {"--json"},
+    "shard diff": {"--json"},
+    "shard inspect": {"--kv-precision", "--layers", "--json"},
     "shard verify": {"--device", "--kv-precision", "--reference", "--json"},
     "undeploy": set(),
 }
