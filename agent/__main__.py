@@ -24,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="join the fleet that made this token; - reads it from the first line of standard input",
     )
     parser.add_argument("--memory", type=int, metavar="BYTES", help="the most that stages may use")
+    parser.add_argument("--compiled", type=Path, metavar="DIR", help="shards compiled beforehand may lie there")
     parser.add_argument("--tray", action="store_true", help="show an icon that tells what the PC does")
     parser.add_argument("--stop-with-stdin", action="store_true", help="end when standard input ends")
     parser.add_argument("--debug", action="store_true", help="log more")
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             memory_budget_bytes=options.memory,
             tray=options.tray,
             stop_with_stdin=options.stop_with_stdin,
+            compiled_folder=options.compiled,
         )
     except PacelineError as error:
         if options.debug:

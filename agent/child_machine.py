@@ -64,6 +64,7 @@ class ChildMachine:
         self.detail = ""
         self.port = port
         self.http_port = http_port
+        self.loaded = ""
         self.restarts = 0
         self.wake_at: float | None = None
         self._running = False
@@ -95,6 +96,7 @@ class ChildMachine:
                 self.detail = status.detail
                 self.port = status.port or self.port
                 self.http_port = status.http_port or self.http_port
+                self.loaded = status.loaded
                 self._was_ready = True
                 if self._ready_since is None:
                     self._ready_since = now_s

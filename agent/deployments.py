@@ -68,7 +68,8 @@ class NodeFacts:
     name: str
     identity: Identity
     memory_budget_bytes: int
-    cache_folder: Path
+    compiled_folder: Path | None = None
+    """Where shards compiled beforehand may lie; those compiled here are kept with their stage."""
     trusted_controllers: Callable[[], Collection[str]] = tuple
     """Their keys: they may chat with a gateway, whoever of them started it."""
     stage_module: str = "pipeline.stage"
@@ -231,7 +232,7 @@ class Deployments:
         parts = stage.manifest.stages[number]
         child = self._supervisor.view((deployment, number))
         state: StageState = "received"
-        detail, port, restarts, memory_bytes = "", None, 0, 0
+        detail, loaded, port, restarts, memory_bytes = "", "", None, 0, 0
         if deployment in self._stopping:
             state = "stopping"
         elif stage.reception is not None and stage.reception.failure is not None:
@@ -240,7 +241,8 @@ class Deployments:
             state, detail = "receiving", stage.reception.detail
         elif child is not None:
             state = _STAGE_STATES[child.state]
-            detail, port, restarts, memory_bytes = child.detail, child.port, child.restarts, child.memory_bytes
+            detail, loaded, port = child.detail, child.loaded, child.port
+            restarts, memory_bytes = child.restarts, child.memory_bytes
         return StageStatus(
             deployment=deployment,
             model=stage.manifest.name[:256],
@@ -250,6 +252,7 @@ class Deployments:
             state=state,
             device=stage.record.request.device if stage.record is not None else "",
             detail=detail[:4096],
+            loaded=loaded[:4096],
             progress=stage.reception.progress if stage.reception is not None else None,
             port=port,
             restarts=restarts,
@@ -292,7 +295,8 @@ class Deployments:
                     cpus=request.cpus,
                     inference_precision="f32" if request.exact else "",
                     dynamic_quantization_group_size=0 if request.exact else None,
-                    cache_folder=str(facts.cache_folder),
+                    compiled_folder=str(facts.compiled_folder or ""),
+                    keep_compiled=True,
                 )
             )
 

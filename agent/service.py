@@ -51,6 +51,7 @@ class AgentOptions:
     memory_budget_bytes: int | None = None
     tray: bool = False
     stop_with_stdin: bool = False
+    compiled_folder: Path | None = None
     stage_module: str = "pipeline.stage"
     gateway_module: str = "pipeline.gateway"
 
@@ -122,7 +123,7 @@ class AgentService:
             options.name,
             identity,
             self._budget_bytes,
-            data_dir / "cache",
+            options.compiled_folder,
             trust.controllers,
             options.stage_module,
             options.gateway_module,
@@ -214,8 +215,11 @@ def run_agent(
     memory_budget_bytes: int | None = None,
     tray: bool = False,
     stop_with_stdin: bool = False,
+    compiled_folder: Path | None = None,
 ) -> None:
     """Run an agent in this process until a signal (SIGINT, SIGTERM, Ctrl-Break), its tray or its input's end ends it.
+
+    ``compiled_folder`` is where its stages look for shards that were compiled beforehand.
 
     Raises:
         PacelineError: it cannot be started; see ``AgentService.run``.
@@ -227,6 +231,7 @@ def run_agent(
         memory_budget_bytes=memory_budget_bytes,
         tray=tray,
         stop_with_stdin=stop_with_stdin,
+        compiled_folder=compiled_folder,
     )
     # ZeroMQ's asyncio sockets need a selector loop, which is not Windows' own.
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:

@@ -53,6 +53,7 @@ class ChildView:
     detail: str
     port: int | None
     http_port: int | None
+    loaded: str
     restarts: int
     memory_bytes: int
     process_id: int | None
@@ -148,6 +149,7 @@ class _Child:
             machine.detail,
             machine.port,
             machine.http_port,
+            machine.loaded,
             machine.restarts,
             memory_bytes,
             None if process is None else process.pid,

@@ -126,6 +126,8 @@ class StageStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: Text = ""
     detail: LongText = ""
     """Why, in words, where the state needs it."""
+    loaded: LongText = ""
+    """Whether the stage's process imported a compiled shard or compiled it, and then why."""
     progress: Progress | None = None
     port: Port | None = None
     restarts: Annotated[int, msgspec.Meta(ge=0)] = 0

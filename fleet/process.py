@@ -38,8 +38,25 @@ class StageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Empty: the device's own choice."""
     dynamic_quantization_group_size: int | None = None
     """None: the device's own choice; 0: off, for comparisons that must be exact."""
-    cache_folder: str = ""
+    compiled_folder: str = ""
+    """Where compiled shards may lie besides the shard folder; empty: nowhere."""
+    keep_compiled: bool = False
+    """Whether a shard that had to be compiled is kept in the shard folder, to be imported at the next start."""
     low_priority: bool = True
+
+
+class CompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What ``python -m pipeline.stage.compile`` reads.
+
+    Its last status is ``ready``: ``detail`` names the blob's folder among the compiled shards, ``loaded`` says whether
+    it was there.
+    """
+
+    shard_folder: str
+    stage: int
+    device: str
+    kv_precision: KvPrecision
+    low_priority: bool = False
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,3 +90,5 @@ class ChildStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     detail: LongText = ""
     port: Port | None = None
     http_port: Port | None = None
+    loaded: LongText = ""
+    """A stage: whether it was imported or compiled here, and then why."""

@@ -204,6 +204,8 @@ def _news(deployment: DeploymentView) -> list[str]:
             fraction = status.progress.done_bytes / status.progress.total_bytes
             percent = int(fraction / _PROGRESS_STEP) * _PROGRESS_STEP * 100
             text += f" {percent:.0f} % of {status.progress.total_bytes / 1e6:,.0f} MB"
+        elif status.state == "ready" and status.loaded:
+            text += f" ({status.loaded})"
         news.append(text)
     if deployment.state in ("probing", "ready"):
         news.append(f"{deployment.model}: {deployment.state}")

@@ -100,6 +100,7 @@ def node_document(node: NodeView) -> dict[str, Any]:
                 "end_layer": stage.end_layer,
                 "state": stage.state,
                 "device": stage.device,
+                "loaded": stage.loaded,
             }
             for stage in node.stages
         ],

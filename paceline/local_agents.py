@@ -19,16 +19,23 @@ _LOG_TAIL_BYTES = 2000
 class LocalAgents:
     """Starts agents on entering the context and stops them, with all that they started, on leaving it.
 
-    They also end when this process is gone, however it ended.
+    They also end when this process is gone, however it ended. Where ``compiled_folder`` has a blob of a stage that they
+    run, they import it.
     """
 
     def __init__(
-        self, folder: Path, names: Sequence[str], enrolment_token: str, memory_bytes: int | None = None
+        self,
+        folder: Path,
+        names: Sequence[str],
+        enrolment_token: str,
+        memory_bytes: int | None = None,
+        compiled_folder: Path | None = None,
     ) -> None:
         self._folder = folder
         self._names = tuple(names)
         self._token = enrolment_token
         self._memory_bytes = memory_bytes
+        self._compiled_folder = compiled_folder
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> LocalAgents:
@@ -73,6 +80,8 @@ class LocalAgents:
         arguments = ["--data-dir", str(data_dir), "--name", name, "--enrol", "-", "--stop-with-stdin"]
         if self._memory_bytes is not None:
             arguments += ["--memory", str(self._memory_bytes)]
+        if self._compiled_folder is not None:
+            arguments += ["--compiled", str(self._compiled_folder.absolute())]
         with self._log_path(name).open("wb") as log:
             process = start_child("agent", arguments, stdout=log, stderr=subprocess.STDOUT)
         assert process.stdin is not None

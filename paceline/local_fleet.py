@@ -28,12 +28,15 @@ Tell = Callable[[str], None]
 
 
 @contextlib.contextmanager
-def local_fleet(names: Sequence[str]) -> Iterator[tuple[Path, LocalAgents]]:
-    """A temporary folder and agents in it, enrolled with the controller whose data folder is ``CONTROLLER`` in it."""
+def local_fleet(names: Sequence[str], compiled_folder: Path | None = None) -> Iterator[tuple[Path, LocalAgents]]:
+    """A temporary folder and agents in it, enrolled with the controller whose data folder is ``CONTROLLER`` in it.
+
+    ``compiled_folder`` is where the agents look for shards that were compiled beforehand.
+    """
     with temporary_folder() as folder:
         identity = load_or_create_identity(folder / CONTROLLER)
         token = create_token(folder / CONTROLLER, identity, len(names), _TOKEN_LIFETIME_S)
-        with LocalAgents(folder, names, token) as agents:
+        with LocalAgents(folder, names, token, compiled_folder=compiled_folder) as agents:
             yield folder, agents
 
 

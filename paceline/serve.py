@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from fleet.compiled_shards import COMPILED_FOLDER
 from fleet.controller import FleetController
 from fleet.errors import PlacementError
 from fleet.manifest import KvPrecision, load_manifest
@@ -31,7 +32,7 @@ def run_serve(folder: Path, agents_wanted: int | None, http_port: int, kv_precis
 
     demand = Demand(DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS, kv_precision or manifest.kv_precision)
     names = [f"serve-{number}" for number in range(1, count + 1)]
-    with local_fleet(names) as (work, agents):
+    with local_fleet(names, folder / COMPILED_FOLDER) as (work, agents):
 
         async def serve(controller: FleetController) -> None:
             await find_agents(controller, agents, count, tell_on_stderr)

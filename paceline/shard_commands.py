@@ -1,4 +1,4 @@
-"""``paceline shard build``, ``inspect`` and ``verify``."""
+"""``paceline shard``: its subcommands are here and in modules of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from paceline import shard_diff_command
+from paceline import shard_compile_command, shard_diff_command
 from paceline.command import command
 from paceline.parsing import parse_numbers
 
@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     _register_build(shard)
     _register_inspect(shard)
     _register_verify(shard)
+    shard_compile_command.register(shard)
     shard_diff_command.register(shard)
 
 

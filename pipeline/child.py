@@ -61,9 +61,16 @@ class ChildContext:
         *,
         port: Port | None = None,
         http_port: Port | None = None,
+        loaded: str = "",
     ) -> None:
         """Write a status line. A parent that no longer reads stops the child."""
-        line = ChildStatus(state=state, detail=detail[:MAX_DETAIL_CHARACTERS], port=port, http_port=http_port)
+        line = ChildStatus(
+            state=state,
+            detail=detail[:MAX_DETAIL_CHARACTERS],
+            port=port,
+            http_port=http_port,
+            loaded=loaded[:MAX_DETAIL_CHARACTERS],
+        )
         data = msgspec.json.encode(line) + b"\n"
         with self._lock:
             try:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
 from fleet.errors import ModelError
 from fleet.process import StageConfig
 from pipeline.child import ChildContext, ignore_interrupts, pin_to, run_child
+
+_log = logging.getLogger(__name__)
 
 
 def serve(config: StageConfig, context: ChildContext) -> None:
@@ -28,9 +31,15 @@ def serve(config: StageConfig, context: ChildContext) -> None:
         threads=config.threads,
         inference_precision=config.inference_precision,
         dynamic_quantization_group_size=config.dynamic_quantization_group_size,
-        cache_folder=config.cache_folder,
     )
-    shard = load_shard(Path(config.shard_folder), config.stage, options)
+    shard = load_shard(
+        Path(config.shard_folder),
+        config.stage,
+        options,
+        compiled_folders=(Path(config.compiled_folder),) if config.compiled_folder else (),
+        keep_compiled=config.keep_compiled,
+    )
+    _log.info("stage %d: %s", config.stage, shard.loaded.words)
     executor = StepExecutor(shard, config.device)
     executor.warm_up()
     try:
@@ -53,9 +62,9 @@ def serve(config: StageConfig, context: ChildContext) -> None:
 
     def report(fault: str) -> None:
         if fault:
-            context.status("degraded", f"Stage {config.stage}: {fault}.", port=server.port)
+            context.status("degraded", f"Stage {config.stage}: {fault}.", port=server.port, loaded=shard.loaded.words)
         else:
-            context.status("ready", port=server.port)
+            context.status("ready", port=server.port, loaded=shard.loaded.words)
 
     server = StageServer(
         StageMachine(facts),
@@ -67,7 +76,7 @@ def serve(config: StageConfig, context: ChildContext) -> None:
         port=config.port,
         on_device_state=report,
     )
-    context.status("ready", port=server.port)
+    context.status("ready", port=server.port, loaded=shard.loaded.words)
     server.run()
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import openvino as ov
 
+from fleet.compiled_shards import COMPILED_FOLDER
 from fleet.errors import ModelError
 from fleet.manifest import FileEntry, KvPrecision, Manifest, Stage, load_manifest
+from pipeline.stage import compilation
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +45,6 @@ class DeviceOptions:
     """``f32``, or empty for the plugin's choice (bf16 or f16 where the device has it)."""
     dynamic_quantization_group_size: int | None = None
     """None: the plugin's choice; 0: off."""
-    cache_folder: str = ""
 
     def properties(self) -> dict[str, Any]:
         """OpenVINO's names for them."""
@@ -57,8 +59,6 @@ class DeviceOptions:
                 found["KEY_CACHE_PRECISION"] = found["VALUE_CACHE_PRECISION"] = _KV_TYPES[self.kv_precision]
         if self.dynamic_quantization_group_size is not None:
             found["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = str(self.dynamic_quantization_group_size)
-        if self.cache_folder:
-            found["CACHE_DIR"] = self.cache_folder
         return found
 
 
@@ -71,20 +71,78 @@ class Shard:
     compiled: ov.CompiledModel
     inputs: tuple[str, ...]
     """Names of the compiled model's inputs, in its order."""
+    loaded: compilation.Loaded
+    """Whether it was imported or compiled here, and then why."""
 
     @property
     def is_last(self) -> bool:
         return self.stage.stage == len(self.manifest.stages) - 1
 
 
-def load_shard(folder: Path, stage_number: int, options: DeviceOptions) -> Shard:
-    """Check and compile one stage of a shard folder.
+def load_shard(
+    folder: Path,
+    stage_number: int,
+    options: DeviceOptions,
+    *,
+    compiled_folders: Sequence[Path] = (),
+    keep_compiled: bool = False,
+) -> Shard:
+    """Check one stage of a shard folder, and import or compile it.
 
     The sizes of its files are compared with the manifest; their hashes were when they arrived.
+
+    Args:
+        folder: the shard folder, which may hold compiled shards.
+        stage_number: which stage of it.
+        options: how to compile it.
+        compiled_folders: further folders that may hold compiled shards.
+        keep_compiled: whether a shard compiled here is kept in the shard folder for the next time.
 
     Raises:
         ModelError: the folder lacks the stage or a file of it, the graph is not one of a stage, or the device does not
             take it.
+    """
+    manifest, stage = stage_of(folder, stage_number)
+    core = ov.Core()
+
+    def read_model() -> ov.Model:
+        try:
+            model = core.read_model(folder / stage.graph.name, folder / stage.weights.name)
+        except RuntimeError as error:
+            raise ModelError(
+                f"OpenVINO cannot read {folder / stage.graph.name}: {first_line(error)}. Build the shards again."
+            ) from None
+        _check_graph(model, stage, is_last=stage_number == len(manifest.stages) - 1)
+        return model
+
+    properties = options.properties()
+    own = folder / COMPILED_FOLDER
+    try:
+        loaded = compilation.load(
+            core,
+            read_model,
+            compilation.made_from(stage, options.device, properties),
+            properties,
+            (own, *compiled_folders),
+            own if keep_compiled else None,
+            stage,
+        )
+    except RuntimeError as error:
+        raise ModelError(
+            f"The device {options.device} does not take stage {stage_number} of {manifest.name}: {first_line(error)}. "
+            "Choose another device for it."
+        ) from None
+    _check_graph(loaded.model, stage, is_last=stage_number == len(manifest.stages) - 1)
+    _check_kv_precision(loaded.model, options)
+    inputs = tuple(port.any_name for port in loaded.model.inputs)
+    return Shard(manifest, stage, loaded.model, inputs, loaded)
+
+
+def stage_of(folder: Path, stage_number: int) -> tuple[Manifest, Stage]:
+    """The manifest of a shard folder and one stage of it, whose files have the sizes that it says.
+
+    Raises:
+        ModelError: the folder lacks the stage or a file of it.
     """
     manifest = load_manifest(folder)
     if stage_number >= len(manifest.stages):
@@ -92,23 +150,7 @@ def load_shard(folder: Path, stage_number: int, options: DeviceOptions) -> Shard
     stage = manifest.stages[stage_number]
     for entry in (stage.graph, stage.weights):
         _check_size(folder, entry)
-    core = ov.Core()
-    try:
-        model = core.read_model(folder / stage.graph.name, folder / stage.weights.name)
-    except RuntimeError as error:
-        raise ModelError(
-            f"OpenVINO cannot read {folder / stage.graph.name}: {first_line(error)}. Build the shards again."
-        ) from None
-    _check_graph(model, stage, is_last=stage_number == len(manifest.stages) - 1)
-    try:
-        compiled = core.compile_model(model, options.device, options.properties())
-    except RuntimeError as error:
-        raise ModelError(
-            f"The device {options.device} does not take stage {stage_number} of {manifest.name}: {first_line(error)}. "
-            "Choose another device for it."
-        ) from None
-    _check_kv_precision(compiled, options)
-    return Shard(manifest, stage, compiled, tuple(port.any_name for port in compiled.inputs))
+    return manifest, stage
 
 
 def first_line(error: Exception) -> str:
@@ -128,7 +170,7 @@ def _check_size(folder: Path, entry: FileEntry) -> None:
         raise ModelError(f"{path} has {size} bytes instead of {entry.bytes}. Deploy the model again.")
 
 
-def _check_graph(model: ov.Model, stage: Stage, *, is_last: bool) -> None:
+def _check_graph(model: ov.Model | ov.CompiledModel, stage: Stage, *, is_last: bool) -> None:
     names = {port.any_name for port in model.inputs}
     data_input = TOKEN_INPUT if stage.stage == 0 else HIDDEN_INPUT
     needed = {data_input, SAMPLED_INPUT} if is_last else {data_input}

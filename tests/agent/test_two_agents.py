@@ -97,6 +97,9 @@ def test_two_agents_serve_a_model_and_survive_a_killed_stage(tmp_path: Path, smo
                 assert stage_process(agents[1]).pid != first_pid
                 ports = [[stage.status.port for stage in one.stages if stage.status] for one in (view, restarted)]
                 assert ports[0] == ports[1]
+                loaded = [[stage.status.loaded for stage in one.stages if stage.status] for one in (view, restarted)]
+                assert all(words.endswith("; kept for the next start") for words in loaded[0])
+                assert loaded[1] == [loaded[0][0], "imported the compiled shard"]
                 assert await ask(client, "What is the capital of France?") == answer
 
             await strangers_are_refused(view, address)

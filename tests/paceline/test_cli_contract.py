@@ -30,6 +30,7 @@ COMMANDS = {
     "nodes": {"--json", "--wait"},
     "plan": {"--context", "--users", "--json"},
     "serve": {"--agents", "--port", "--kv-precision"},
+    "shard compile": {"--device", "--stage", "--kv-precision", "--json"},
     "shard build": {"-o", "--stages", "--cuts", "--json"},
     "shard diff": {"--json"},
     "shard inspect": {"--kv-precision", "--layers", "--json"},

@@ -16,6 +16,7 @@ from fleet.errors import ModelError
 from fleet.gateway_messages import Sampling
 from fleet.manifest import FileEntry, KvPrecision, Manifest, Stage
 from pipeline.messages import Entry
+from pipeline.stage.compilation import Loaded
 from pipeline.stage.execution import StepExecutor
 from pipeline.stage.machine import Compute
 from pipeline.stage.runtime import MAX_IDLE_REQUESTS, ShardRuntime
@@ -81,7 +82,8 @@ def shard(model: ov.Model, stage_number: int) -> Shard:
     stages = tuple(Stage(number, number, number + 1, 0, entry, entry, (), ()) for number in range(2))
     manifest = Manifest(1, "id", "tiny", "tiny", HIDDEN, VOCABULARY, 0, "f32", (), (), stages, (), ())
     compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"})
-    return Shard(manifest, stages[stage_number], compiled, tuple(port.any_name for port in compiled.inputs))
+    inputs = tuple(port.any_name for port in compiled.inputs)
+    return Shard(manifest, stages[stage_number], compiled, inputs, Loaded(compiled, "for a test"))
 
 
 @pytest.fixture(scope="module")
