@@ -12,19 +12,41 @@ import msgspec
 
 from fleet.manifest import Count, KvPrecision, Manifest
 
-BuildPhase = Literal["convert", "analyse", "write", "verify"]
+BuildPhase = Literal["download", "convert", "compress", "analyse", "write", "verify"]
+WeightFormatName = Literal["fp16", "int8", "int4"]
+TargetDevice = Literal["CPU", "GPU", "NPU"]
+CheckLevel = Literal["full", "sample", "none"]
+"""How much of the check against the whole model is run."""
+
+
+class WeightChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a model's weights are to be stored. Group size and symmetry are those of ``int4``.
+
+    ``fp16`` halves what is f32 and changes nothing else. ``int8`` has one scale per output channel. ``int4`` has one per
+    group of ``group_size`` weights of a channel, or with -1 per channel; embeddings and head stay ``int8``.
+    """
+
+    format: WeightFormatName
+    group_size: Annotated[int, msgspec.Meta(ge=-1, le=1 << 16)] = 128
+    symmetric: bool = False
+    """Without zero points, as the NPU needs it."""
 
 
 class BuildRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="build"):
     """Cut ``model`` and put the shard folder at ``output``. Exactly one of ``stages`` and ``cuts`` is given."""
 
     model: str
-    """An OpenVINO IR folder or a GGUF file."""
+    """An OpenVINO IR folder, a GGUF file, a Hugging Face checkpoint folder, or an id on the Hugging Face hub, which may
+    name a revision: ``organisation/name@revision``. A path that exists comes before an id."""
     output: str
     stages: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
     cuts: tuple[Count, ...] | None = None
     """The first layer of every stage but stage 0."""
     kv_precision: KvPrecision = "f16"
+    check: CheckLevel = "full"
+    weights: WeightChoice | None = None
+    """None: as ``target_device`` suggests, and without one as the model has them (a checkpoint in f16)."""
+    target_device: TargetDevice | None = None
     work_folder: str = ""
     """Where converted models are kept for the next build; empty for the place in the data folder."""
 
@@ -35,8 +57,10 @@ class BuildProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     phase: BuildPhase
     fraction: float
     bytes_done: int = 0
-    """Weight bytes written so far, in the phase ``write``; 0 elsewhere."""
+    """Bytes that have arrived in the phase ``download``, weight bytes written in ``write``; 0 elsewhere."""
     bytes_total: int = 0
+    remark: str = ""
+    """What the person should know now, such as what a conversion will need; a sentence, told once."""
 
 
 class BuildDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="done"):

@@ -37,6 +37,7 @@ def main() -> int:
             stages=request.stages,
             cuts=request.cuts,
             kv_precision=request.kv_precision,
+            check=request.check,
             progress=_write,
             cancelled=stop.is_set,
             work_folder=Path(request.work_folder) if request.work_folder else None,

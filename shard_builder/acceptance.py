@@ -8,21 +8,23 @@ from pathlib import Path
 import msgspec
 import openvino as ov
 
+from fleet.build_messages import CheckLevel
 from fleet.errors import ModelError
-from fleet.manifest import KvPrecision, Manifest, Verification
+from fleet.manifest import KvPrecision, Manifest
 from shard_builder.analysis import Analysis
 from shard_builder.chain import run_chain
-from shard_builder.reference import CALLS, make_reference
+from shard_builder.findings import WRONG_LOGITS, explain, record
+from shard_builder.reference import make_reference
 from shard_builder.reporting import Reporter
-from shard_builder.verification import reference_head
+from shard_builder.verification import count_steps, reference_head
 from shard_builder.whole_model import distance_to_untouched, has_incomplete_caches, whole_model
 
-WRONG_LOGITS = 1e-2
-"""In f32 a right cut gives the same logits to the bit; a difference of this size means that the cut is wrong."""
 DEVICE = "CPU"
 
 
-def accept(core: ov.Core, analysis: Analysis, folder: Path, manifest: Manifest, reporter: Reporter) -> Manifest:
+def accept(
+    core: ov.Core, analysis: Analysis, folder: Path, manifest: Manifest, check: CheckLevel, reporter: Reporter
+) -> Manifest:
     """The manifest with what the check found. ``folder`` holds the graphs and weights of all stages.
 
     Raises:
@@ -30,35 +32,25 @@ def accept(core: ov.Core, analysis: Analysis, folder: Path, manifest: Manifest, 
         CancelledError: the caller wants the build to end.
     """
     reporter.report("verify", 0.0)
-    tick = reporter.steps("verify", len(CALLS) * (len(manifest.stages) + 1) + 1)
+    if check == "none":
+        return msgspec.structs.replace(manifest, notes=(*manifest.notes, *explain(manifest)))
     completed = has_incomplete_caches(analysis)
     # The untouched model's unfused attention keeps its cache in f32, so only at f32 the two can be compared.
     precision: KvPrecision = "f32" if completed else manifest.kv_precision
-    notes = list(manifest.notes)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        head = reference_head(manifest, DEVICE, precision)
+        head = reference_head(manifest, DEVICE, precision, sampled=check == "sample")
+        tick = reporter.steps("verify", count_steps(head, len(manifest.stages)))
         reference = make_reference(core, whole_model(core, analysis), head, Path(scratch), tick)
         if completed:
             distance = distance_to_untouched(core, analysis.source.graph, reference)
-            notes.append(_describe_completion(distance))
+            manifest = msgspec.structs.replace(manifest, notes=(*manifest.notes, _describe_completion(distance)))
             _refuse_wrong(analysis, distance or 0.0)
-        result = run_chain(core, folder, manifest.stages, reference, DEVICE, precision, tick)
-        del reference
-    _refuse_wrong(analysis, result.max_abs_diff)
-    if result.max_abs_diff:
-        notes.append(f"The shards' logits differ from the whole model's by up to {result.max_abs_diff:.3g} in f32.")
-    stages = tuple(
-        msgspec.structs.replace(stage, fused_attention=fused)
-        for stage, fused in zip(manifest.stages, result.fused_attention, strict=True)
-    )
-    verification = Verification(
-        max_abs_diff=result.max_abs_diff,
-        greedy_match=result.greedy_match,
-        device=DEVICE,
-        kv_precision=precision,
-        openvino_version=ov.__version__,
-    )
-    return msgspec.structs.replace(manifest, stages=stages, verification=verification, notes=tuple(notes))
+        result = run_chain(core, folder, manifest.stages, reference, DEVICE, precision, Path(scratch), tick)
+        manifest = record(manifest, reference, result)
+        del reference, result
+    for case in manifest.verification.cases if manifest.verification else ():
+        _refuse_wrong(analysis, case.max_abs_diff, f" in the case '{case.case}'")
+    return manifest
 
 
 def _describe_completion(distance: float | None) -> str:
@@ -73,9 +65,9 @@ def _describe_completion(distance: float | None) -> str:
     )
 
 
-def _refuse_wrong(analysis: Analysis, difference: float) -> None:
+def _refuse_wrong(analysis: Analysis, difference: float, where: str = "") -> None:
     if difference > WRONG_LOGITS:
         raise ModelError(
             f"{analysis.source.name} cannot be cut here: its shards give other logits than the whole model "
-            f"(largest difference {difference:.3g})."
+            f"(largest difference {difference:.3g}{where})."
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import openvino as ov
 
-from fleet.build_messages import BuildProgress
+from fleet.build_messages import BuildProgress, CheckLevel
 from fleet.errors import ModelError
 from fleet.manifest import (
     MANIFEST_NAME,
@@ -25,10 +25,12 @@ from fleet.manifest import (
 )
 from shard_builder.acceptance import accept
 from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
+from shard_builder.cases import CheckedModel, choose_sequences
+from shard_builder.chain import hidden_bytes
 from shard_builder.layers import StagePlan, describe_entangled
 from shard_builder.manifest_parts import describe_model, model_id
 from shard_builder.opened_model import cache_pattern, open_model, plain_reason
-from shard_builder.reference import CALLS
+from shard_builder.reference import reference_bytes
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_entry, name_constants, write_graph
 from shard_builder.sources import open_source
@@ -46,6 +48,7 @@ def build(
     stages: int | None = None,
     cuts: Sequence[int] | None = None,
     kv_precision: KvPrecision = "f16",
+    check: CheckLevel = "full",
     progress: Callable[[BuildProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     work_folder: Path | None = None,
@@ -59,6 +62,8 @@ def build(
         stages: how many stages of about the same number of layers.
         cuts: instead of ``stages``, the first layer of every stage but stage 0.
         kv_precision: the precision of the KV cache that the manifest plans with and the check runs with.
+        check: ``sample`` runs only a part of the cases, to bound the time; ``none`` leaves the check to a later
+            ``verify``, and with it what only running the shards can find out.
         progress: hears how far the build is.
         cancelled: asked with every report of progress, and while a GGUF file is converted; True stops the build.
         work_folder: where converted models are kept; the place in the data folder by default.
@@ -81,7 +86,7 @@ def build(
     reporter.report("analyse", 1.0)
     scratch = _make_scratch(output)
     try:
-        manifest = _Builder(core, analysis, cut, kv_precision, scratch, reporter).build()
+        manifest = _Builder(core, analysis, cut, kv_precision, check, scratch, reporter).build()
         record = SourceRecord(str(model.resolve()))
         (scratch / SOURCE_NAME).write_bytes(msgspec.json.encode(record))
         (scratch / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
@@ -103,6 +108,7 @@ class _Builder:
         analysis: Analysis,
         cut: CutPlan,
         kv_precision: KvPrecision,
+        check: CheckLevel,
         scratch: Path,
         reporter: Reporter,
     ) -> None:
@@ -110,6 +116,7 @@ class _Builder:
         self._analysis = analysis
         self._cut = cut
         self._kv_precision = kv_precision
+        self._check = check
         self._scratch = scratch
         self._reporter = reporter
         self._runs: dict[int, Run] = {}
@@ -137,16 +144,29 @@ class _Builder:
             model_id(self._analysis.source.graph, runs, tokenizer),
             tuple(stages),
         )
-        return accept(self._core, self._analysis, self._scratch, manifest, self._reporter)
+        return accept(self._core, self._analysis, self._scratch, manifest, self._check, self._reporter)
 
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self._scratch).free
-        logits = sum(call.tokens for call in CALLS) * self._analysis.vocabulary_size * 4
-        needed = self._bytes_total + logits + SPARE_DISK_BYTES
+        needed = self._bytes_total + self._check_bytes() + SPARE_DISK_BYTES
         if free < needed:
             raise ModelError(
                 f"The shards need {needed:,} bytes on the disk of {self._scratch.parent}, which has {free:,} free."
             )
+
+    def _check_bytes(self) -> int:
+        """Disk for the whole model's logits and for the hidden states between two stages."""
+        if self._check == "none":
+            return 0
+        analysis = self._analysis
+        model = CheckedModel(
+            inputs=frozenset(analysis.opened.parameters()),
+            vocabulary_size=analysis.vocabulary_size,
+            sliding_window=analysis.description.sliding_window,
+            layer_bytes=sum(analysis.layer_bytes),
+        )
+        sequences = choose_sequences(model, sampled=self._check == "sample")
+        return reference_bytes(sequences, model.vocabulary_size) + hidden_bytes(sequences, analysis.hidden_size)
 
     def _write_graph(self, plan: StagePlan, graph_file: Path) -> tuple[tuple[str, ...], WeightFileLayout, bytes]:
         """Writes a stage's graph; its inputs, the layout of its weight file, and the cut's own constants."""

@@ -23,6 +23,8 @@ class Description:
     architecture: str
     context_tokens: int
     stop_token_ids: tuple[int, ...]
+    sliding_window: int
+    """Tokens of the window that layers look through, where it is narrower than the context; 0: none is spoken of."""
 
 
 def describe(source: Source) -> Description:
@@ -45,11 +47,25 @@ def describe(source: Source) -> Description:
         for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
             stops += _whole_numbers(source.gguf.metadata.get(f"tokenizer.ggml.{key}"))
         stops += _template_stops(source.gguf.metadata)
+    context = context if isinstance(context, int) and 0 < context <= 2**31 else 0
+    window = _sliding_window(config | inner)
+    if source.gguf is not None:
+        window = window or source.gguf.number("attention.sliding_window")
     return Description(
         architecture=architecture or "unknown",
-        context_tokens=context if isinstance(context, int) and 0 < context <= 2**31 else 0,
+        context_tokens=context,
         stop_token_ids=tuple(dict.fromkeys(stops)),
+        sliding_window=window if not context or window < context else 0,
     )
+
+
+def _sliding_window(config: dict[str, Any]) -> int:
+    """A window that the configuration gives and does not switch off."""
+    kinds = config.get("layer_types")
+    if config.get("use_sliding_window") is False or (kinds and set(kinds) == {"full_attention"}):
+        return 0
+    found = _whole_numbers(config.get("sliding_window")) + _whole_numbers(config.get("attention_chunk_size"))
+    return max(found, default=0)
 
 
 def _template_stops(metadata: dict[str, Any]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,23 @@ import openvino as ov
 
 from fleet.build_messages import BuildProgress
 from fleet.errors import ModelError
-from fleet.manifest import FileEntry, KvPrecision, Manifest, load_manifest
+from fleet.manifest import (
+    MANIFEST_NAME,
+    CaseResult,
+    FileEntry,
+    KvPrecision,
+    Manifest,
+    RollbackKind,
+    encode_manifest,
+    load_manifest,
+)
 from shard_builder.analysis import Analysis, analyse
+from shard_builder.cases import checked_model, choose_sequences, step_count, whole_sequences
 from shard_builder.chain import run_chain
+from shard_builder.findings import WRONG_LOGITS, explain, record
 from shard_builder.inspection import FusedAttention
 from shard_builder.manifest_parts import model_id
-from shard_builder.reference import CALLS, Reference, ReferenceHead, load_reference, make_reference
+from shard_builder.reference import Reference, ReferenceHead, load_reference, make_reference
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_entry, file_sha256
 from shard_builder.sources import open_source
@@ -42,6 +54,12 @@ class Check(msgspec.Struct, frozen=True):
     device: str
     kv_precision: KvPrecision
     openvino_version: str
+    cases: tuple[CaseResult, ...]
+    sampled: bool
+    rollback: tuple[RollbackKind, ...]
+    """How rejected tokens may be taken back on this device."""
+    notes: tuple[str, ...]
+    """What was not run or not found as it should be."""
 
 
 def verify(
@@ -50,11 +68,15 @@ def verify(
     device: str = "CPU",
     kv_precision: KvPrecision | None = None,
     reference: Path | None = None,
+    sample: bool = False,
     progress: Callable[[BuildProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     work_folder: Path | None = None,
 ) -> Check:
     """Runs the shards of a folder in a chain, one loaded at a time, and compares them with the whole model.
+
+    Where the folder was not checked before, or only a part of the cases was run, a check that finds the right logits
+    is recorded in its manifest.
 
     Args:
         folder: the shard folder.
@@ -62,6 +84,7 @@ def verify(
         kv_precision: of the KV cache; the manifest's by default.
         reference: a folder with the whole model's stored logits, which spares loading it; where the folder is missing
             or empty they are stored there. Or the whole model itself, as given to ``build``.
+        sample: whether to run only a part of the cases, to bound the time.
         progress: hears how far the check is.
         cancelled: asked with every report of progress; True stops the check.
         work_folder: where converted models are kept; the place in the data folder by default.
@@ -76,28 +99,35 @@ def verify(
     core = ov.Core()
     _check_device(core, device)
     check_files(folder, manifest, reporter)
-    precision = kv_precision or manifest.kv_precision
-    head = reference_head(manifest, device, precision)
+    head = reference_head(manifest, device, kv_precision or manifest.kv_precision, sampled=sample)
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
-        tick = reporter.steps("verify", len(CALLS) * (len(manifest.stages) + 1))
+        tick = reporter.steps("verify", count_steps(head, len(manifest.stages)))
         stored = _reference(core, folder, head, reference, Path(scratch), reporter, tick, work_folder)
-        result = run_chain(core, folder, manifest.stages, stored, device, precision, tick)
-        del stored
-    counted = result.fused_attention if device.startswith("CPU") else [s.fused_attention for s in manifest.stages]
+        result = run_chain(core, folder, manifest.stages, stored, device, head.kv_precision, Path(scratch), tick)
+        checked = record(manifest, stored, result)
+        del stored, result
+    found = checked.verification
+    assert found is not None
+    earlier = manifest.verification
+    if found.max_abs_diff <= WRONG_LOGITS and (earlier is None or (earlier.sampled and not found.sampled)):
+        replace_manifest(folder, checked)
     return Check(
-        max_abs_diff=result.max_abs_diff,
-        greedy_match=result.greedy_match,
+        max_abs_diff=found.max_abs_diff,
+        greedy_match=found.greedy_match,
         fused_attention=tuple(
-            FusedAttention(stage.stage, fused, stage.expected_attention)
-            for stage, fused in zip(manifest.stages, counted, strict=True)
+            FusedAttention(stage.stage, stage.fused_attention, stage.expected_attention) for stage in checked.stages
         ),
         device=device,
-        kv_precision=precision,
-        openvino_version=ov.__version__,
+        kv_precision=found.kv_precision,
+        openvino_version=found.openvino_version,
+        cases=found.cases,
+        sampled=found.sampled,
+        rollback=checked.rollback,
+        notes=explain(checked),
     )
 
 
-def reference_head(manifest: Manifest, device: str, kv_precision: KvPrecision) -> ReferenceHead:
+def reference_head(manifest: Manifest, device: str, kv_precision: KvPrecision, *, sampled: bool) -> ReferenceHead:
     """What a reference for these shards must belong to."""
     return ReferenceHead(
         model_id=manifest.model_id,
@@ -105,8 +135,30 @@ def reference_head(manifest: Manifest, device: str, kv_precision: KvPrecision) -
         kv_precision=kv_precision,
         vocabulary_size=manifest.vocabulary_size,
         openvino_version=ov.__version__,
-        calls=CALLS,
+        sampled=sampled,
+        sequences=choose_sequences(checked_model(manifest), sampled=sampled),
     )
+
+
+def count_steps(head: ReferenceHead, stages: int) -> int:
+    """How often the whole model and the stages run in a check."""
+    return step_count(whole_sequences(head.sequences)) + stages * step_count(head.sequences)
+
+
+def replace_manifest(folder: Path, manifest: Manifest) -> None:
+    """Puts another manifest into a shard folder; at no time is there none or half of one.
+
+    Raises:
+        ModelError: it cannot be written.
+    """
+    draft = folder / f".{MANIFEST_NAME}-{secrets.token_hex(4)}"
+    try:
+        draft.write_bytes(encode_manifest(manifest))
+        draft.replace(folder / MANIFEST_NAME)
+    except OSError as error:
+        raise ModelError(f"{folder / MANIFEST_NAME} cannot be written: {error.strerror}.") from None
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def check_files(folder: Path, manifest: Manifest, reporter: Reporter) -> None:
@@ -149,10 +201,9 @@ def _reference(
     if given is not None and given.is_dir():
         stored = load_reference(given)
         if stored is not None:
-            _check_reference(stored, head)
-            for _ in head.calls:
+            for _ in range(count_steps(head, 0)):
                 tick()
-            return stored
+            return _fitting(stored, head)
     stores = given is not None and (not given.exists() or (given.is_dir() and not any(given.iterdir())))
     model = given if given is not None and not stores else _recorded_source(folder)
     source = open_source(model, work_folder, reporter.cancelled)
@@ -163,16 +214,27 @@ def _reference(
     return make_reference(core, whole_model(core, analysis), head, destination, tick)
 
 
-def _check_reference(stored: Reference, head: ReferenceHead) -> None:
+def _fitting(stored: Reference, head: ReferenceHead) -> Reference:
+    """The stored reference, as far as this check runs what it holds.
+
+    Raises:
+        ModelError: it does not belong to these shards, or holds less than this check runs.
+    """
     if stored.head.model_id != head.model_id:
-        raise ModelError(f"The reference in {stored.folder} belongs to another model.")
+        raise ModelError(f"The reference in {stored.folder} belongs to another model, or to one with other files.")
     if stored.head.kv_precision != head.kv_precision:
         raise ModelError(
             f"The reference in {stored.folder} was made with a {stored.head.kv_precision} KV cache; "
             f"check with --kv-precision {stored.head.kv_precision} or name another folder."
         )
-    if stored.head.calls != head.calls or stored.head.vocabulary_size != head.vocabulary_size:
+    missing = set(head.sequences) - set(stored.head.sequences)
+    if missing and stored.head.sampled and not head.sampled:
+        raise ModelError(
+            f"The reference in {stored.folder} is that of a sampled check; check with --sample or name another folder."
+        )
+    if missing or stored.head.vocabulary_size != head.vocabulary_size:
         raise ModelError(f"The reference in {stored.folder} was made by another version; remove it and check again.")
+    return stored.restricted_to(head)
 
 
 def _recorded_source(folder: Path) -> Path:

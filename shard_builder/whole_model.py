@@ -16,7 +16,8 @@ from fleet.errors import ModelError
 from shard_builder.analysis import Analysis
 from shard_builder.layers import plan_stage
 from shard_builder.opened_model import cache_pattern, open_model
-from shard_builder.reference import Reference, exact_properties, input_names, run_calls, token_ids
+from shard_builder.reference import Reference, exact_properties, input_ports, run_sequence
+from shard_builder.step_values import step_values
 from shard_builder.surgery import StageSurgeon
 
 
@@ -53,18 +54,24 @@ def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference)
         ModelError: the file cannot be read any more.
     """
     head = reference.head
-    ids = token_ids(head.calls, head.vocabulary_size)
     model = open_model(core, graph_file).model
+    ports = input_ports(model)
     largest = 0.0
     try:
         compiled = core.compile_model(model, head.device, exact_properties(head.device, head.kv_precision))
-        request = compiled.create_infer_request()
-        for number, logits in enumerate(
-            run_calls(request, input_names(model), head.calls, lambda call: {"input_ids": ids[call]})
-        ):
-            if not np.isfinite(logits).all():
-                raise ModelError(f"{graph_file} gives logits that are not numbers on {head.device}.")
-            largest = max(largest, float(np.max(np.abs(logits[0] - reference.logits(number)))))
+        for sequence in reference.sequences:
+            # Without the Gather it cannot reorder rows; what it gives with padding or rejected tokens adds nothing.
+            if not sequence.is_essential:
+                continue
+            expected = reference.logits(sequence)
+            start = 0
+            steps = step_values(sequence, head.vocabulary_size)
+            for values, logits in run_sequence(compiled.create_infer_request(), ports, steps, lambda *_: {}):
+                found = logits[values.compared]
+                if not np.isfinite(found).all():
+                    raise ModelError(f"{graph_file} gives logits that are not numbers on {head.device}.")
+                largest = max(largest, float(np.max(np.abs(found - expected[start : start + len(found)]))))
+                start += len(found)
     except RuntimeError:
         return None
     return largest

@@ -88,11 +88,11 @@ def test_without_the_beam_gathers_the_shards_get_them_and_give_the_same_logits(
         ("beam_idx", "sampled_positions"),
     ]
     core = ov.Core()
-    head = reference_head(load_manifest(smollm2_two_stages), "CPU", "f32")
+    head = reference_head(load_manifest(smollm2_two_stages), "CPU", "f32", sampled=True)
     whole = core.read_model(original / "openvino_model.xml")
     reference = make_reference(core, whole, head, tmp_path / "reference", lambda: None)
-    result = run_chain(core, tmp_path / "shards", manifest.stages, reference, "CPU", "f32", lambda: None)
-    assert result.max_abs_diff == 0.0
+    result = run_chain(core, tmp_path / "shards", manifest.stages, reference, "CPU", "f32", tmp_path, lambda: None)
+    assert result.comparison.max_abs_diff == 0.0
 
 
 def test_a_gguf_file_cut_short_is_refused(smollm2_gguf: Path, tmp_path: Path) -> None:
