@@ -72,6 +72,10 @@ class StageSurgeon:
         sinks = [self._opened.operations[state.assign] for state in self._plan.states]
         order = [TOKEN_INPUT, HIDDEN_INPUT, *KNOWN_INPUTS[1:], SAMPLED_INPUT]
         inputs = tuple(input_name for input_name in order if input_name in self._parameters)
+        for input_name in inputs:
+            # One name alone: a tensor may have others too, and OpenVINO's transformations go by that of the node.
+            self._parameters[input_name].output(0).get_tensor().set_names({input_name})
+            self._parameters[input_name].set_friendly_name(input_name)
         model = ov.Model([result], sinks, [self._parameters[input_name] for input_name in inputs], name)
         for key, value in self._opened.model.get_rt_info().items():
             model.set_rt_info(value, key)
