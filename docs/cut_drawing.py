@@ -184,8 +184,8 @@ def _draw_strip(root: ElementTree.Element, facts: CutFacts) -> None:
     _line(root, "knife", STRIP_LEFT - 14, cut, STRIP_LEFT + STRIP_WIDTH + 14, cut)
     for top, bottom, stage in ((_layer_top(0, facts), cut, 0), (cut, end, 1)):
         middle = (top + bottom) / 2
-        words = _text(root, 22, middle, f"stage {stage}", "strong", anchor="middle")
-        words.set("transform", f"rotate(-90 22 {middle:g})")
+        upright = _text(root, 22, middle, f"stage {stage}", "strong", anchor="middle")
+        upright.set("transform", f"rotate(-90 22 {middle:g})")
 
 
 def _layer_top(layer: int, facts: CutFacts) -> int:
