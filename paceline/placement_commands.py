@@ -51,9 +51,11 @@ def _register_plan(app: typer.Typer) -> None:
         from fleet.placement import plan as make_plan
         from paceline.deploying import Demand, choose_placement, rebuild_sentence
         from paceline.model_facts import model_facts
+        from paceline.unchecked import tell_if_unchecked
         from paceline.with_controller import run_with_controller
 
         facts = model_facts(model)
+        tell_if_unchecked(model, facts)
         demand = Demand(context, users, facts.kv_precision)
 
         async def propose(controller: FleetController) -> Placement:
@@ -98,6 +100,7 @@ def _register_deploy(app: typer.Typer) -> None:
         from fleet.manifest import load_manifest
         from paceline.deploying import Demand, choose_placement, deploy_and_wait, read_plan
         from paceline.terminal import printable
+        from paceline.unchecked import tell_if_unchecked
         from paceline.with_controller import run_with_controller
 
         if plan is not None and nodes is not None:
@@ -105,6 +108,7 @@ def _register_deploy(app: typer.Typer) -> None:
         if plan is not None and (context, users) != (DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS):
             raise typer.BadParameter("--plan says for how long a context and how many users; leave out both options.")
         manifest = load_manifest(folder)
+        tell_if_unchecked(folder, manifest)
         demand = Demand(context, users, kv_precision or manifest.kv_precision)
 
         async def run(controller: FleetController) -> DeploymentView:

@@ -12,6 +12,7 @@ from fleet.manifest import KvPrecision, load_manifest
 from fleet.placement import DEFAULT_CONTEXT_TOKENS, DEFAULT_USERS
 from paceline.deploying import Demand, choose_placement, deploy_and_wait
 from paceline.local_fleet import CONTROLLER, find_agents, local_fleet, tell_on_stderr, tell_placement
+from paceline.unchecked import tell_if_unchecked
 from paceline.with_controller import run_with_controller
 
 _CHECK_S = 1.0
@@ -24,6 +25,7 @@ def run_serve(folder: Path, agents_wanted: int | None, http_port: int, kv_precis
         PacelineError: the folder is no shard folder, or the pipeline did not start.
     """
     manifest = load_manifest(folder)
+    tell_if_unchecked(folder, manifest)
     count = agents_wanted or len(manifest.stages)
     if count < len(manifest.stages):
         raise PlacementError(

@@ -44,11 +44,18 @@ def _register_build(shard: typer.Typer) -> None:
             Literal["f32", "f16", "bf16", "u8"],
             typer.Option("--kv-precision", metavar="P", help="KV cache to plan and check with: f32, f16, bf16 or u8."),
         ] = "f16",
+        check: Annotated[
+            Literal["full", "sample", "none"],
+            typer.Option("--check", metavar="HOW", help="Against the whole model: full, sample (some cases) or none."),
+        ] = "full",
+        sample: Annotated[bool, typer.Option("--sample", help="The same as --check sample.")] = False,
         json: JsonOption = False,
     ) -> None:
         """Cut a model into shards and check them against the whole model."""
         if (stages is None) == (cuts is None):
             raise typer.BadParameter("give either --stages or --cuts.")
+        if sample and check == "none":
+            raise typer.BadParameter("--sample checks a part; leave out --check none.")
         numbers = parse_numbers(cuts, "layer numbers", lowest=1) if cuts is not None else None
 
         from paceline.build_bar import build_bar
@@ -58,7 +65,13 @@ def _register_build(shard: typer.Typer) -> None:
 
         with build_bar() as progress:
             manifest = build_shards(
-                model, output, stages=stages, cuts=numbers, kv_precision=kv_precision, progress=progress
+                model,
+                output,
+                stages=stages,
+                cuts=numbers,
+                kv_precision=kv_precision,
+                check="sample" if sample else check,
+                progress=progress,
             )
         show_inspection(inspect_manifest(manifest), json)
 
@@ -75,9 +88,12 @@ def _register_inspect(shard: typer.Typer) -> None:
     ) -> None:
         """Show layers, sizes and stages, and what the last check found."""
         from paceline.shard_tables import show_inspection
+        from paceline.unchecked import tell_if_unchecked
         from shard_builder import inspect as inspect_path
 
-        show_inspection(inspect_path(path, kv_precision=kv_precision), json, every_layer)
+        inspection = inspect_path(path, kv_precision=kv_precision)
+        tell_if_unchecked(path, inspection)
+        show_inspection(inspection, json, every_layer)
 
 
 def _register_verify(shard: typer.Typer) -> None:
@@ -94,6 +110,9 @@ def _register_verify(shard: typer.Typer) -> None:
                 help="The whole model's stored logits (made there if it is a new folder), or the whole model.",
             ),
         ] = None,
+        sample: Annotated[
+            bool, typer.Option("--sample", help="Run only some of the cases, to bound the time.")
+        ] = False,
         json: JsonOption = False,
     ) -> None:
         """Run the shards against the whole model again."""
@@ -103,6 +122,11 @@ def _register_verify(shard: typer.Typer) -> None:
 
         with build_bar() as progress:
             check = verify_shards(
-                folder, device=device, kv_precision=kv_precision, reference=reference, progress=progress
+                folder,
+                device=device,
+                kv_precision=kv_precision,
+                reference=reference,
+                sample=sample,
+                progress=progress,
             )
         show_check(check, json)

@@ -58,6 +58,9 @@ def show_check(check: Check, as_json: bool) -> None:
     for stage in check.fused_attention:
         table.add_row(str(stage.stage), f"{stage.fused} of {stage.expected}")
     console.print(table)
+    console.print(_case_table(check))
+    for note in check.notes:
+        console.print(note)
     console.print(finding_words(check.max_abs_diff, check.greedy_match, check.device, check.kv_precision))
 
 
@@ -158,7 +161,7 @@ def _fault_table(inspection: Inspection) -> Table:
     return table
 
 
-def _case_table(found: Verification | None) -> Table:
+def _case_table(found: Verification | Check | None) -> Table:
     sampled = " (a sample)" if found is not None and found.sampled else ""
     table = plain_table(f"<case of the check{sampled}", "largest difference")
     for case in found.cases if found is not None else ():
