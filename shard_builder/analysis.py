@@ -9,21 +9,16 @@ from dataclasses import dataclass
 import openvino as ov
 
 from fleet.errors import ModelError
+from shard_builder.crossing import crossing_tensors
+from shard_builder.crossing_form import CrossingForm, CrossingForms
 from shard_builder.description import Description, describe
-from shard_builder.layers import (
-    LayerMap,
-    StagePlan,
-    State,
-    Tensor,
-    describe_entangled,
-    find_layers,
-    layers_exit,
-    plan_stage,
-    readers,
-)
+from shard_builder.graph import Tensor
+from shard_builder.layers import LayerMap, State, describe_entangled, find_layers, layers_exit
 from shard_builder.opened_model import OpenedModel, cache_pattern, language_model_ports, open_model
-from shard_builder.shapes import BATCH, SEQUENCE, Dimension, probe
+from shard_builder.parts import Parts, find_parts
+from shard_builder.shapes import Dimension, probe
 from shard_builder.sources import Source
+from shard_builder.stage_plan import StagePlan, plan_stage
 from shard_builder.surgery import head_entry
 from shard_builder.weights import RunLayout, find_runs
 
@@ -35,6 +30,7 @@ class Analysis:
     source: Source
     opened: OpenedModel
     layers: LayerMap
+    parts: Parts
     hidden_size: int
     vocabulary_size: int
     runs: tuple[RunLayout, ...]
@@ -68,29 +64,43 @@ def analyse(core: ov.Core, source: Source) -> Analysis:
     opened = open_model(core, source.graph)
     token_input, logits = language_model_ports(opened, source.folder)
     layers = find_layers(opened.graph, token_input, logits)
-    hidden_size = _static_last_dimension(opened, layers.entries[0], "hidden state", describe_entangled(layers))
+    hidden_size = _hidden_size(opened, layers)
     vocabulary_size = _static_last_dimension(opened, logits, "logits")
     elements = []
     for group in layers.states:
         patterns = [cache_pattern(opened, state) for state in group]
         elements.append(sum(pattern.elements_per_token for pattern in patterns if pattern is not None))
-    exit_node = layers_exit(layers, head_entry(opened, layers, hidden_size))
+    parts = find_parts(layers, layers_exit(layers, head_entry(opened, layers, hidden_size)))
     return Analysis(
         source=source,
         opened=opened,
         layers=layers,
+        parts=parts,
         hidden_size=hidden_size,
         vocabulary_size=vocabulary_size,
-        runs=find_runs(opened.operations, readers(layers, exit_node)),
+        runs=find_runs(opened.operations, parts.readers),
         kv_elements_per_token=tuple(elements),
         description=describe(source),
     )
 
 
-def _static_last_dimension(opened: OpenedModel, tensor: Tensor, what: str, remark: str = "") -> int:
-    shape = opened.operations[tensor.node].get_output_partial_shape(max(tensor.port, 0))
+def _hidden_size(opened: OpenedModel, layers: LayerMap) -> int:
+    """The width of the first tensor of the form [batch, sequence, width] that enters a layer or leaves the last."""
+    for node in (*(entry.node for entry in layers.entries), *reversed(layers.chain[:-1])):
+        shape = opened.operations[node].get_output_partial_shape(0)
+        if shape.rank.is_static and len(shape) == 3 and shape[2].is_static:
+            width: int = shape[2].get_length()
+            return width
+    raise ModelError(
+        "The model's hidden state is not of the form [batch, sequence, width]; it cannot be cut."
+        f"{describe_entangled(layers)}"
+    )
+
+
+def _static_last_dimension(opened: OpenedModel, tensor: Tensor, what: str) -> int:
+    shape = opened.operations[tensor.node].get_output_partial_shape(tensor.port)
     if shape.rank.is_dynamic or len(shape) != 3 or shape[2].is_dynamic:
-        raise ModelError(f"The model's {what} is not of the form [batch, sequence, width]; it cannot be cut.{remark}")
+        raise ModelError(f"The model's {what} is not of the form [batch, sequence, width]; it cannot be cut.")
     width: int = shape[2].get_length()
     return width
 
@@ -129,10 +139,15 @@ def _layers(count: int) -> str:
 
 @dataclass(frozen=True)
 class CutPlan:
-    """The stages of a cut and what the dimensions mean that they have to rebuild."""
+    """The stages of a cut, how the tensors cross, and what the dimensions mean that the stages have to rebuild."""
 
     stages: tuple[StagePlan, ...]
+    forms: dict[Tensor, CrossingForm]
     dimensions: dict[Tensor, tuple[Dimension, ...]]
+
+    def forms_into(self, stage: int) -> tuple[CrossingForm, ...]:
+        """What enters a stage side by side; empty for the first."""
+        return tuple(self.forms[tensor] for tensor in self.stages[stage].sources)
 
 
 def plan_cut(core: ov.Core, analysis: Analysis, boundaries: Sequence[int]) -> CutPlan:
@@ -142,13 +157,18 @@ def plan_cut(core: ov.Core, analysis: Analysis, boundaries: Sequence[int]) -> Cu
         ModelError: the model cannot be cut there.
     """
     layers = analysis.layers
-    stages = tuple(plan_stage(layers, first, end) for first, end in itertools.pairwise(boundaries))
-    entering = layers.entries[0]
+    crossings: list[tuple[Tensor, ...]] = [()]
+    forms: dict[Tensor, CrossingForm] = {}
+    if len(boundaries) > 2:
+        twins = [open_model(core, analysis.source.graph) for _ in range(2)]
+        found = CrossingForms(analysis.opened, twins, analysis.states)
+        for layer in boundaries[1:-1]:
+            crossings.append(crossing_tensors(layers, analysis.parts, layer, found.width))
+            forms |= {tensor: form for tensor in crossings[-1] if (form := found.form(tensor)) is not None}
+    crossings.append(())
+    stages = tuple(
+        plan_stage(layers, first, end, crossings[number], crossings[number + 1])
+        for number, (first, end) in enumerate(itertools.pairwise(boundaries))
+    )
     wanted = {Tensor(*layers.graph.nodes[shape].inputs[0]) for stage in stages for shape in stage.foreign_shapes}
-    if len(stages) > 1:
-        wanted.add(entering)
-    tensors = sorted(wanted, key=lambda tensor: (tensor.node, tensor.port))
-    dimensions = probe(core, analysis.source.graph, analysis.states, tensors)
-    if len(stages) > 1 and [dimension.names for dimension in dimensions[entering]] != [(BATCH,), (SEQUENCE,), ()]:
-        raise ModelError("The model's hidden state is not of the form [batch, sequence, width]; it cannot be cut.")
-    return CutPlan(stages, dimensions)
+    return CutPlan(stages, forms, probe(core, analysis.source.graph, analysis.states, sorted(wanted)))

@@ -15,6 +15,7 @@ from fleet.build_messages import BuildProgress, CheckLevel
 from fleet.errors import ModelError
 from fleet.manifest import (
     MANIFEST_NAME,
+    CutTensor,
     FileEntry,
     KvPrecision,
     Manifest,
@@ -27,13 +28,14 @@ from shard_builder.acceptance import accept
 from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
 from shard_builder.cases import CheckedModel, choose_sequences
 from shard_builder.chain import hidden_bytes
-from shard_builder.layers import StagePlan, describe_entangled
+from shard_builder.layers import describe_entangled
 from shard_builder.manifest_parts import describe_model, model_id
 from shard_builder.opened_model import cache_pattern, open_model, plain_reason
 from shard_builder.reference import reference_bytes
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_entry, name_constants, write_graph
 from shard_builder.sources import open_source
+from shard_builder.stage_plan import StagePlan
 from shard_builder.surgery import StageSurgeon
 from shard_builder.verification import SOURCE_NAME, SourceRecord
 from shard_builder.weights import WeightFileLayout, describe_run, hash_run, place_runs, write_weights
@@ -173,7 +175,9 @@ class _Builder:
         opened = open_model(self._core, self._analysis.source.graph)
         if opened.graph != self._analysis.opened.graph:
             raise ModelError(f"{self._analysis.source.graph} changed while it was being cut; build again.")
-        surgeon = StageSurgeon(opened, self._analysis.layers, plan, self._cut.dimensions, self._analysis.hidden_size)
+        surgeon = StageSurgeon(
+            opened, self._analysis.layers, plan, self._cut.dimensions, self._cut.forms, self._analysis.hidden_size
+        )
         try:
             stage = surgeon.operate(f"{self._analysis.source.name} layers {plan.first} to {plan.end - 1}")
             numbers = {operation.get_name(): index for index, operation in enumerate(opened.operations)}
@@ -213,6 +217,10 @@ class _Builder:
             inputs=inputs,
             expected_attention=sum(
                 any(cache_pattern(self._analysis.opened, state) for state in group) for group in attention_layers
+            ),
+            cut_tensors=tuple(
+                CutTensor(name=form.name[:2000], width=form.width, element_type=form.element_type)
+                for form in self._cut.forms_into(number)
             ),
         )
 

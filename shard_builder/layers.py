@@ -1,26 +1,35 @@
-"""Finds the layers of a decoder and the tensors between them, from the flow of data alone.
+"""Finds the layers of a decoder and the tensor that enters each, from the flow of data alone.
 
-The dominators of the logits, seen from the token input, are the tensors through which all data flows. Each state hangs
-on the last of them from which its new value derives. The states that hang on one dominator form a layer, and that
-dominator is the residual stream that enters the layer. Names of nodes are never looked at: they differ by exporter.
+What is left of the flow of data once the caches are taken out, and with them all that does not depend on a state, is
+the residual stream: the dominators of the logits there are the tensors through which it flows, whatever else runs
+beside it (per-layer inputs, a skip connection from the embedding, a cache that several layers read). Each state hangs
+on the last of them from which its new value derives, and so does what reads a cache. The states that hang on one
+dominator form a layer, and that dominator is the residual stream that enters the layer. Names of nodes are never looked
+at: they differ by exporter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from fleet.errors import ModelError
 from shard_builder.graph import (
     ASSIGN,
     NOWHERE,
     READ_VALUE,
+    SHAPE_OF,
     Graph,
+    Tensor,
     dominator_chain,
     downstream,
     immediate_dominators,
-    upstream,
+    nearest_common,
 )
+
+_BEFORE_THE_STREAM = -1
 
 
 @dataclass(frozen=True)
@@ -33,28 +42,32 @@ class State:
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """An output port of a node; the port is NOWHERE where more than one carries the data."""
-
-    node: int
-    port: int
-
-
-@dataclass(frozen=True)
 class LayerMap:
     """Where a model may be cut.
 
-    ``entries[k]`` is the tensor that enters layer k and ``states[k]`` what the layer keeps between calls. ``chain`` are
-    the dominators of the logits, the token input first; ``data_nodes`` all nodes that depend on a token's value.
+    ``entries[k]`` is the tensor that enters layer k and ``states[k]`` what the layer keeps between calls; empty for a
+    layer that attends to other layers' caches alone. ``chain`` are the dominators of the logits, the token input first,
+    and ``stream`` those of the residual stream.
     """
 
     graph: Graph
     token_input: int
     logits: Tensor
     chain: tuple[int, ...]
-    data_nodes: frozenset[int]
+    stream: tuple[int, ...]
     entries: tuple[Tensor, ...]
     states: tuple[tuple[State, ...], ...]
+    data_nodes: frozenset[int]
+    """All nodes that depend on a token's value."""
+    caches: frozenset[int]
+    """Reads of states, stored caches, and what is made of those alone: a stage can have a copy of them."""
+    stateful: frozenset[int]
+    """Nodes that depend on a state, without ``caches``."""
+
+    @cached_property
+    def varying(self) -> frozenset[int]:
+        """Nodes that depend on tokens or states."""
+        return self.data_nodes | self.caches | self.stateful
 
 
 def find_layers(graph: Graph, token_input: int, logits: Tensor) -> LayerMap:
@@ -66,37 +79,43 @@ def find_layers(graph: Graph, token_input: int, logits: Tensor) -> LayerMap:
     data_nodes = downstream(graph, [token_input])
     if logits.node not in data_nodes:
         raise ModelError("The model's logits do not depend on its input_ids, so it is not a language model to cut.")
-    dominator = immediate_dominators(graph, token_input, data_nodes)
-    chain = dominator_chain(dominator, logits.node)
-    place_in_chain = {number: place for place, number in enumerate(chain)}
-    grouped: dict[int, list[State]] = {}
-    for state in find_states(graph):
+    states = find_states(graph)
+    for state in states:
         if state.assign not in data_nodes:
             raise ModelError(
                 f"The state '{state.variable}' does not derive from the tokens, so no layer owns it; "
                 "a model with such states cannot be cut."
             )
-        owner = state.assign
-        while owner not in place_in_chain:
-            owner = dominator[owner]
-        grouped.setdefault(owner, []).append(state)
-    if not grouped:
+    if not states:
         raise ModelError(
             "The model keeps no state between calls (no ReadValue and Assign); export it as a stateful model."
         )
-    entries = []
-    for owner in sorted(grouped, key=place_in_chain.__getitem__):
-        ports = graph.data_ports(owner, data_nodes)
-        # Where more than one tensor leaves the node, there is no cut; that is said when a cut is asked for there.
-        entries.append(Tensor(owner, ports.pop() if len(ports) == 1 else NOWHERE))
+    caches = _find_caches(graph, states, data_nodes)
+    stateful = downstream(graph, caches) - caches
+    dominator = immediate_dominators(graph, {token_input}, data_nodes)
+    chain = dominator_chain(dominator, logits.node)
+    stream = _find_stream(graph, caches, stateful, logits)
+    grouped = _group(graph, states, caches, stream)
+    places = sorted(grouped)
+    entries = [stream.chain[place] for place in places if place != _BEFORE_THE_STREAM]
+    if _BEFORE_THE_STREAM in grouped:
+        new_values = {node for state in grouped[-1] for node in _new_values(graph, state, caches)} & data_nodes
+        entries.insert(0, _first_entry(graph, dominator, stream, new_values, entries, grouped, caches, logits))
+    tensors = []
+    for entry in entries:
+        ports = graph.data_ports(entry, data_nodes)
+        tensors.append(Tensor(entry, ports.pop() if len(ports) == 1 else NOWHERE))
     return LayerMap(
         graph=graph,
         token_input=token_input,
         logits=logits,
         chain=chain,
+        stream=stream.chain,
+        entries=tuple(tensors),
+        states=tuple(tuple(grouped[place]) for place in places),
         data_nodes=frozenset(data_nodes),
-        entries=tuple(entries),
-        states=tuple(tuple(grouped[entry.node]) for entry in entries),
+        caches=frozenset(caches),
+        stateful=frozenset(stateful),
     )
 
 
@@ -121,74 +140,160 @@ def find_states(graph: Graph) -> list[State]:
     return sorted(states, key=lambda state: graph.nodes[state.assign].inputs[0])
 
 
+def grown_by(graph: Graph, state: State) -> int | None:
+    """The Concat of the past and the new part that is stored in a cache; None for a state that does not grow."""
+    concat = graph.nodes[state.assign].inputs[0][0]
+    while graph.nodes[concat].kind == "Convert":
+        concat = graph.nodes[concat].inputs[0][0]
+    if graph.nodes[concat].kind != "Concat" or len(graph.nodes[concat].inputs) != 2:
+        return None
+    past = graph.nodes[concat].inputs[0][0]
+    while graph.nodes[past].kind in ("Convert", "Gather"):
+        past = graph.nodes[past].inputs[0][0]
+    return concat if past == state.read else None
+
+
+def _find_caches(graph: Graph, states: Sequence[State], data_nodes: Collection[int]) -> set[int]:
+    """Reads of states, what caches grow to, and what is made of those alone."""
+    found = {state.read for state in states}
+    found |= {concat for state in states if (concat := grown_by(graph, state)) is not None}
+    for number in sorted(downstream(graph, found)):
+        node = graph.nodes[number]
+        if number in found or node.kind == SHAPE_OF:
+            continue
+        sources = {source for source, _ in node.inputs}
+        if sources & found and not any(source in data_nodes and source not in found for source in sources):
+            found.add(number)
+    return found
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """``dominator`` and ``chain``: of the logits, among what depends on a state, seen without the caches."""
+
+    dominator: dict[int, int]
+    chain: tuple[int, ...]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {node: place for place, node in enumerate(self.chain) if node != NOWHERE}
+
+    def place(self, number: int) -> int:
+        """The place in the chain of the last node through which all data to a node flows."""
+        while number not in self._places:
+            if self.dominator[number] == number:
+                return _BEFORE_THE_STREAM
+            number = self.dominator[number]
+        return self._places[number]
+
+
+def _find_stream(graph: Graph, caches: Collection[int], stateful: set[int], logits: Tensor) -> _Stream:
+    if logits.node not in stateful:
+        return _Stream({NOWHERE: NOWHERE}, ())
+    roots = {number for number in stateful if not any(source in stateful for source, _ in graph.nodes[number].inputs)}
+    dominator = immediate_dominators(graph, roots, stateful)
+    return _Stream(dominator, dominator_chain(dominator, logits.node))
+
+
+def _new_values(graph: Graph, state: State, caches: Collection[int]) -> list[int]:
+    """The nodes that give what a state is to hold next, but for what it held before."""
+    found = []
+    waiting = [state.assign]
+    seen = set(waiting)
+    while waiting:
+        for source, _ in graph.nodes[waiting.pop()].inputs:
+            if source in seen:
+                continue
+            seen.add(source)
+            if source in caches:
+                waiting.append(source)
+            else:
+                found.append(source)
+    return found
+
+
+def _group(graph: Graph, states: Sequence[State], caches: Collection[int], stream: _Stream) -> dict[int, list[State]]:
+    """The states by the place in the stream on which they hang, and an empty list where only others' caches are read.
+
+    Inside the first layer the stream is still young: what comes before its first node that is of the kind on which
+    most states hang (a residual addition, as a rule) counts as the first layer.
+    """
+    places = {}
+    for state in states:
+        hangs_on = [stream.place(node) for node in _new_values(graph, state, caches) if node in stream.dominator]
+        places[state] = min(hangs_on, default=_BEFORE_THE_STREAM)
+    reading = {
+        number: stream.place(stream.dominator[number])
+        for number in stream.dominator
+        if number != NOWHERE and any(source in caches for source, _ in graph.nodes[number].inputs)
+    }
+    counted = [place for place in places.values() if place != _BEFORE_THE_STREAM]
+    counted = counted or [place for place in reading.values() if place != _BEFORE_THE_STREAM]
+    kinds = Counter(graph.nodes[stream.chain[place]].kind for place in sorted(counted, reverse=True))
+    usual = kinds.most_common(1)[0][0] if kinds else ""
+    begin = min((place for place in counted if graph.nodes[stream.chain[place]].kind == usual), default=0)
+    grouped: dict[int, list[State]] = {}
+    for state in states:
+        place = places[state]
+        grouped.setdefault(place if place >= begin else _BEFORE_THE_STREAM, []).append(state)
+    for place in reading.values():
+        if place >= begin and counted:
+            grouped.setdefault(place, [])
+    return grouped
+
+
+def _first_entry(
+    graph: Graph,
+    dominator: dict[int, int],
+    stream: _Stream,
+    new_values: Collection[int],
+    entries: Sequence[int],
+    grouped: dict[int, list[State]],
+    caches: Collection[int],
+    logits: Tensor,
+) -> int:
+    """What enters the first layer: the last node through which all data to its states and to the next layer flows.
+
+    Where something else runs beside the stream from the tokens on, that is the token input. The entry is then as far
+    ahead of a new value, counted in dominators, as it is in a later layer whose dominators are of the same kinds.
+    """
+    common = entries[0] if entries else logits.node
+    for node in new_values:
+        common = nearest_common(dominator, common, node)
+    if dominator[common] != common:
+        return common
+    ours = [dominator_chain(dominator, node) for node in sorted(new_values)]
+    for place, entry in zip(sorted(set(grouped) - {_BEFORE_THE_STREAM}), entries, strict=True):
+        for state in grouped[place]:
+            for node in _new_values(graph, state, caches):
+                if node not in stream.dominator:
+                    continue
+                chain = dominator_chain(stream.dominator, node)
+                behind = chain[chain.index(entry) + 1 :]
+                for own in ours:
+                    split = len(own) - len(behind)
+                    if split > 0 and _kinds(graph, own[split:]) == _kinds(graph, behind):
+                        return own[split - 1]
+    return common
+
+
+def _kinds(graph: Graph, numbers: Sequence[int]) -> list[str]:
+    return [graph.nodes[number].kind for number in numbers]
+
+
 def describe_entangled(layers: LayerMap) -> str:
     """A sentence on layers that cannot be cut apart, led by a space; empty where there are none.
 
     They are told by holding more states than others, or where all of them are entangled, more than a key and a value.
     """
-    usual = min(2, *(len(group) for group in layers.states)) if len(layers.states) > 1 else 2
+    usual = min(2, *(len(group) for group in layers.states if group)) if len(layers.states) > 1 else 2
     for group in layers.states:
         if len(group) > usual:
             return (
                 f" What holds the states '{group[0].variable}' to '{group[-1].variable}' counts as one layer, because "
-                "more than one tensor leads from part to part there."
+                "more than one tensor that depends on them leads from part to part there."
             )
     return ""
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """What one stage holds: layers ``first`` to ``end`` (exclusive).
-
-    ``source`` is the tensor that enters it (None: the token input) and ``result`` the one that leaves it. The shapes
-    that ``foreign_shapes`` (ShapeOf nodes) read belong to other stages and have to be rebuilt from the stage's inputs.
-    """
-
-    first: int
-    end: int
-    source: Tensor | None
-    result: Tensor
-    states: tuple[State, ...]
-    nodes: frozenset[int]
-    foreign_shapes: tuple[int, ...]
-
-
-def plan_stage(layers: LayerMap, first: int, end: int) -> StagePlan:
-    """Layers ``first`` to ``end`` as a stage of their own.
-
-    Raises:
-        ModelError: the stage would need more than one tensor of an earlier stage, or a state of another one.
-    """
-    graph = layers.graph
-    count = len(layers.entries)
-    source = layers.entries[first] if first else None
-    result = layers.entries[end] if end < count else layers.logits
-    for tensor, layer in ((source, first), (result, end)):
-        if tensor is not None and tensor.port == NOWHERE:
-            raise ModelError(f"More than one tensor enters layer {layer}; this model cannot be cut there.")
-    states = tuple(state for group in layers.states[first:end] for state in group)
-    blocked = source.node if source else NOWHERE
-    own = {state.read for state in states}
-    outside = [state.read for group in layers.states for state in group if state.read not in own]
-    foreign = downstream(graph, [layers.token_input, *outside] if source else outside, blocked)
-    targets = [result.node, *(state.assign for state in states)]
-    nodes = upstream(graph, targets, blocked, foreign)
-    stray = sorted(nodes & foreign)
-    if stray:
-        raise ModelError(describe_stray(layers, stray, first, end))
-    shapes = tuple(
-        number
-        for number in sorted(nodes)
-        if graph.nodes[number].kind == "ShapeOf" and graph.nodes[number].inputs[0][0] in foreign
-    )
-    return StagePlan(first, end, source, result, states, frozenset(nodes), shapes)
-
-
-def describe_stray(layers: LayerMap, stray: Sequence[int], first: int, end: int) -> str:
-    """Why layers ``first`` to ``end`` cannot stand alone, given nodes of other layers that they read."""
-    variables = sorted({layers.graph.nodes[number].variable for number in stray} - {""})
-    what = f"the state '{variables[0]}' of another layer" if variables else "more than one tensor of earlier layers"
-    return f"Layers {first} to {end - 1} read {what}; this model cannot be cut there."
 
 
 def layers_exit(layers: LayerMap, head_entry: int) -> int:
@@ -199,31 +304,13 @@ def layers_exit(layers: LayerMap, head_entry: int) -> int:
     """
     if len(layers.entries) < 2:
         return head_entry
-    before, last = (layers.chain.index(entry.node) for entry in layers.entries[-2:])
-    place = 2 * last - before
-    kinds = layers.graph.nodes
-    if place <= layers.chain.index(head_entry) and kinds[layers.chain[place]].kind == kinds[layers.chain[last]].kind:
-        return layers.chain[place]
+    for chain in (layers.chain, layers.stream):
+        places = {number: place for place, number in enumerate(chain)}
+        if any(number not in places for number in (layers.entries[-2].node, layers.entries[-1].node, head_entry)):
+            continue
+        before, last = (places[entry.node] for entry in layers.entries[-2:])
+        place = 2 * last - before
+        kinds = layers.graph.nodes
+        if place <= places[head_entry] and kinds[chain[place]].kind == kinds[chain[last]].kind:
+            return chain[place]
     return head_entry
-
-
-def readers(layers: LayerMap, exit_node: int) -> dict[int, frozenset[int]]:
-    """For every node the parts of the whole model that need it: -1 the embedding, k layer k, ``len(entries)`` the head.
-
-    A part's own nodes and those that it shares with others (masks, positions, a tied embedding) are in it; what it
-    needs only for a shape is not, because a stage rebuilds that. The head begins after ``exit_node``.
-    """
-    graph = layers.graph
-    count = len(layers.entries)
-    found: dict[int, set[int]] = {}
-    reads = [state.read for group in layers.states for state in group]
-    opaque = downstream(graph, [layers.token_input, *reads])
-    parts: list[tuple[int, list[int], int]] = [(-1, [layers.entries[0].node], NOWHERE)]
-    for layer, entry in enumerate(layers.entries):
-        following = layers.entries[layer + 1].node if layer + 1 < count else exit_node
-        parts.append((layer, [following, *(state.assign for state in layers.states[layer])], entry.node))
-    parts.append((count, [layers.logits.node], exit_node))
-    for part, targets, blocked in parts:
-        for number in upstream(graph, targets, blocked, opaque):
-            found.setdefault(number, set()).add(part)
-    return {number: frozenset(who) for number, who in found.items()}

@@ -10,8 +10,8 @@ from typing import Any
 import openvino as ov
 
 from fleet.errors import ModelError
-from shard_builder.graph import ASSIGN, READ_VALUE, Graph, Node
-from shard_builder.layers import State, Tensor
+from shard_builder.graph import ASSIGN, CONSTANT, READ_VALUE, Graph, Node, Tensor
+from shard_builder.layers import State
 
 TOKEN_INPUT = "input_ids"
 LOGITS_OUTPUT = "logits"
@@ -104,7 +104,8 @@ def _nodes(operations: Sequence[Any]) -> list[Node]:
             source = connection.get_source_output()
             inputs.append((numbers[source.get_node().get_name()], source.get_index()))
         variable = str(operation.get_attributes()["variable_id"]) if kind in (READ_VALUE, ASSIGN) else ""
-        nodes.append(Node(kind, tuple(inputs), variable))
+        size = operation.get_byte_size() if kind == CONSTANT else 0
+        nodes.append(Node(kind, tuple(inputs), variable, size, operation.get_friendly_name()))
     return nodes
 
 

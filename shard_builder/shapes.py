@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from openvino import opset13
 
 from fleet.errors import ModelError
-from shard_builder.graph import upstream
-from shard_builder.layers import State, Tensor
+from shard_builder.graph import Tensor, upstream
+from shard_builder.layers import State
 from shard_builder.opened_model import OpenedModel, cache_pattern, open_model, plain_reason
 
 BATCH, SEQUENCE, PAST, TOTAL = "batch", "sequence", "past", "total"
@@ -172,16 +172,25 @@ def _run(
     return runs[0], runs[1]
 
 
+def input_shape(name: str, parameter: Any, size: ProbeSizes) -> list[int]:
+    """The shape of one of the model's inputs."""
+    if name == "beam_idx":
+        return [size.batch]
+    if name == "attention_mask":
+        return [size.batch, size.past + size.sequence]
+    lead = (3,) * (len(parameter.get_output_partial_shape(0)) - 2) if name == "position_ids" else ()
+    return [*lead, size.batch, size.sequence]
+
+
 def input_values(name: str, parameter: Any, size: ProbeSizes) -> NDArray[Any]:
     """Plain values for one of the model's inputs."""
     dtype = parameter.get_output_element_type(0).to_dtype()
-    rank = len(parameter.get_output_partial_shape(0))
+    shape = input_shape(name, parameter, size)
     if name == "beam_idx":
         return np.arange(size.batch, dtype=dtype)
     if name == "attention_mask":
-        return np.ones((size.batch, size.past + size.sequence), dtype=dtype)
+        return np.ones(shape, dtype=dtype)
     if name == "position_ids":
         positions = np.arange(size.past, size.past + size.sequence, dtype=dtype)
-        lead = (3,) * (rank - 2)
-        return np.ascontiguousarray(np.broadcast_to(positions, (*lead, size.batch, size.sequence)))
-    return np.zeros((size.batch, size.sequence), dtype=dtype)
+        return np.ascontiguousarray(np.broadcast_to(positions, shape))
+    return np.zeros(shape, dtype=dtype)

@@ -10,10 +10,12 @@ import numpy as np
 import openvino as ov
 from openvino import opset13
 
-from shard_builder.graph import SHAPE_OF, downstream, upstream
-from shard_builder.layers import LayerMap, StagePlan, Tensor
+from shard_builder.crossing_form import CrossingForm
+from shard_builder.graph import SHAPE_OF, Tensor, downstream, upstream
+from shard_builder.layers import LayerMap
 from shard_builder.opened_model import KNOWN_INPUTS, TOKEN_INPUT, CachePattern, OpenedModel, cache_pattern
 from shard_builder.shapes import BATCH, PAST, SEQUENCE, TOTAL, Dimension
+from shard_builder.stage_plan import StagePlan
 
 HIDDEN_INPUT = "inputs_embeds"
 HIDDEN_OUTPUT = "hidden_states"
@@ -48,16 +50,21 @@ class StageSurgeon:
         layers: LayerMap,
         plan: StagePlan,
         dimensions: Mapping[Tensor, tuple[Dimension, ...]],
+        forms: Mapping[Tensor, CrossingForm],
         hidden_size: int,
     ) -> None:
+        """``dimensions`` of what ``plan.foreign_shapes`` read, ``forms`` of what crosses a cut."""
         self._opened = opened
         self._layers = layers
         self._plan = plan
         self._dimensions = dimensions
+        self._forms = forms
         self._hidden_size = hidden_size
         self._parameters = {
             name: opened.operations[number] for name, number in opened.parameters().items() if number in plan.nodes
         }
+        self._carried: dict[Tensor, ov.Output] = {}
+        """What enters, in the form in which it crosses."""
         self._quantities: dict[str, Any] = {}
         self._caches = [pattern for state in plan.states if (pattern := cache_pattern(opened, state)) is not None]
         self._injected = 0
@@ -82,16 +89,21 @@ class StageSurgeon:
         return StageModel(model, inputs, self._injected)
 
     def _take_hidden_states(self) -> None:
-        """Lets everything that read the tensor at the cut read the stage's input."""
-        source = self._plan.source
-        if source is None:
+        """Lets everything that read a tensor at the cut read its part of the stage's input."""
+        if not self._plan.sources:
             return
-        output = self._opened.operations[source.node].output(source.port)
-        parameter = self._add_parameter(HIDDEN_INPUT, [-1, -1, self._hidden_size], ov.Type.f32)
-        entering = parameter
-        if output.get_element_type() != ov.Type.f32:
-            entering = opset13.convert(parameter, output.get_element_type().get_type_name())
-        _redirect(output.get_target_inputs(), entering.output(0))
+        forms = [self._forms[tensor] for tensor in self._plan.sources]
+        widths = [form.width for form in forms]
+        parameter = self._add_parameter(HIDDEN_INPUT, [-1, -1, sum(widths)], ov.Type.f32)
+        parts = [parameter.output(0)]
+        if len(forms) > 1:
+            axis = opset13.constant(np.int64(2))
+            parts = opset13.variadic_split(parameter, axis, opset13.constant(np.array(widths))).outputs()
+        for form, part in zip(forms, parts, strict=True):
+            output = self._opened.operations[form.tensor.node].output(form.tensor.port)
+            self._carried[form.tensor] = part
+            targets = output.get_target_inputs()
+            _redirect(targets, form.unpack(part))
 
     def _add_parameter(self, name: str, shape: list[int], element_type: ov.Type) -> Any:
         parameter = opset13.parameter(ov.PartialShape(shape), element_type, name)
@@ -148,7 +160,7 @@ class StageSurgeon:
         if name in self._quantities:
             return self._quantities[name]
         if name in (BATCH, SEQUENCE):
-            entering = self._parameters[TOKEN_INPUT if self._plan.source is None else HIDDEN_INPUT]
+            entering = self._parameters[TOKEN_INPUT if HIDDEN_INPUT not in self._parameters else HIDDEN_INPUT]
             if "entering" not in self._quantities:
                 self._quantities["entering"] = opset13.shape_of(entering, "i64")
             value = _pick(self._quantities["entering"], 0 if name == BATCH else 1)
@@ -185,26 +197,35 @@ class StageSurgeon:
         return opset13.shape_of(holders[0], "i64")
 
     def _initialise_states(self) -> None:
-        """Gives a cache that starts undefined an empty one of the right batch: the CPU plugin cannot infer without."""
-        for cache in self._caches:
-            read = self._opened.operations[cache.state.read]
+        """Gives a state that starts undefined an empty or zero one of the right batch.
+
+        The CPU plugin cannot infer without.
+        """
+        past_axes = {cache.state: cache.past_axis for cache in self._caches}
+        for state in self._plan.states:
+            read = self._opened.operations[state.read]
             if read.get_input_size():
                 continue
             parts = []
             for axis, dimension in enumerate(read.get_output_partial_shape(0)):
-                if axis == cache.batch_axis:
+                if axis == past_axes.get(state):
+                    parts.append(opset13.constant(np.array([0], dtype=np.int64)))
+                elif dimension.is_dynamic:
                     parts.append(self._quantity(BATCH))
                 else:
-                    length = 0 if axis == cache.past_axis else dimension.get_length()
-                    parts.append(opset13.constant(np.array([length], dtype=np.int64)))
+                    parts.append(opset13.constant(np.array([dimension.get_length()], dtype=np.int64)))
             zero = opset13.constant(0, read.get_output_element_type(0).to_dtype())
             read.set_arguments([opset13.broadcast(zero, opset13.concat(parts, 0)).output(0)])
 
     def _hidden_result(self) -> Any:
-        tensor = self._plan.result
-        output = self._opened.operations[tensor.node].output(tensor.port)
-        if output.get_element_type() != ov.Type.f32:
-            output = opset13.convert(output, "f32").output(0)
+        parts = []
+        for tensor in self._plan.results:
+            if tensor in self._carried:
+                parts.append(self._carried[tensor])
+            else:
+                output = self._opened.operations[tensor.node].output(tensor.port)
+                parts.append(self._forms[tensor].pack(output))
+        output = parts[0] if len(parts) == 1 else opset13.concat(parts, 2).output(0)
         result = opset13.result(output)
         result.output(0).get_tensor().set_names({HIDDEN_OUTPUT})
         return result
@@ -213,7 +234,7 @@ class StageSurgeon:
         """Logits at the sampled positions alone: the hidden states of the others are dropped in front of the head."""
         positions = self._add_parameter(SAMPLED_INPUT, [-1], ov.Type.i64)
         axis = opset13.constant(np.int64(1))
-        logits = self._plan.result
+        logits = self._plan.results[0]
         number = head_entry(self._opened, self._layers, self._hidden_size)
         output = self._opened.operations[logits.node].output(logits.port)
         if self._head_reads_only(number):
@@ -231,7 +252,8 @@ class StageSurgeon:
     def _head_reads_only(self, number: int) -> bool:
         """Whether nothing behind the head's entry reads a shape from before it, which would keep all positions."""
         graph = self._layers.graph
-        behind = upstream(graph, [self._plan.result.node], number)
+        entering = {Tensor(number, port) for _, port in graph.consumers[number]}
+        behind = upstream(graph, [self._plan.results[0].node], entering)
         before = self._layers.data_nodes - downstream(graph, [number])
         return not any(
             graph.nodes[node].kind == SHAPE_OF and graph.nodes[node].inputs[0][0] in before for node in behind

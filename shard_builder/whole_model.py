@@ -14,9 +14,9 @@ import openvino as ov
 
 from fleet.errors import ModelError
 from shard_builder.analysis import Analysis
-from shard_builder.layers import plan_stage
 from shard_builder.opened_model import cache_pattern, open_model
 from shard_builder.reference import Reference, exact_properties, input_ports, run_sequence
+from shard_builder.stage_plan import plan_stage
 from shard_builder.step_values import step_values
 from shard_builder.surgery import StageSurgeon
 
@@ -41,7 +41,7 @@ def whole_model(core: ov.Core, analysis: Analysis) -> ov.Model:
     if not has_incomplete_caches(analysis):
         return opened.model
     plan = plan_stage(analysis.layers, 0, len(analysis.layers.entries))
-    return StageSurgeon(opened, analysis.layers, plan, {}, analysis.hidden_size).operate("whole").model
+    return StageSurgeon(opened, analysis.layers, plan, {}, {}, analysis.hidden_size).operate("whole").model
 
 
 def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference) -> float | None:

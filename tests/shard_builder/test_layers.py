@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from fleet.errors import ModelError
-from shard_builder.graph import ASSIGN, READ_VALUE, SHAPE_OF, Graph, Node
-from shard_builder.layers import LayerMap, Tensor, find_layers, layers_exit, plan_stage, readers
+from shard_builder.crossing import crossing_tensors
+from shard_builder.graph import ASSIGN, READ_VALUE, SHAPE_OF, Graph, Node, Tensor
+from shard_builder.layers import LayerMap, find_layers, layers_exit
+from shard_builder.parts import HEAVY_CONSTANT_BYTES, find_parts
+from shard_builder.stage_plan import StagePlan, plan_stage
 
 
 class Sketch:
@@ -17,9 +20,9 @@ class Sketch:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
-    def add(self, kind: str, *sources: int | tuple[int, int], variable: str = "") -> int:
+    def add(self, kind: str, *sources: int | tuple[int, int], variable: str = "", size: int = 0, name: str = "") -> int:
         inputs = tuple(source if isinstance(source, tuple) else (source, 0) for source in sources)
-        self.nodes.append(Node(kind, inputs, variable))
+        self.nodes.append(Node(kind, inputs, variable, size, name))
         return len(self.nodes) - 1
 
     def cache(self, name: str, new: int) -> int:
@@ -52,6 +55,17 @@ def find(nodes: Sequence[Node]) -> LayerMap:
     return find_layers(Graph(tuple(nodes)), 0, Tensor(len(nodes) - 1, 0))
 
 
+def crossing(layers: LayerMap, layer: int, widths: Mapping[int, int | None] | None = None) -> tuple[Tensor, ...]:
+    """What crosses the cut in front of a layer; every tensor is 8 wide unless ``widths`` says otherwise."""
+    parts = find_parts(layers, layers_exit(layers, layers.chain[-2]))
+    return crossing_tensors(layers, parts, layer, lambda tensor: (widths or {}).get(tensor.node, 8))
+
+
+def plan(layers: LayerMap, first: int, end: int) -> StagePlan:
+    sources = crossing(layers, first) if first else ()
+    return plan_stage(layers, first, end, sources, crossing(layers, end) if end < len(layers.entries) else ())
+
+
 def test_layers_are_the_groups_of_states_on_the_residual_stream() -> None:
     sketch, entries = decoder(4)
     layers = find(sketch.nodes)
@@ -64,19 +78,19 @@ def test_layers_are_the_groups_of_states_on_the_residual_stream() -> None:
 def test_a_later_stage_rebuilds_shapes_of_the_first_layer() -> None:
     sketch, entries = decoder(4)
     layers = find(sketch.nodes)
-    first, last = plan_stage(layers, 0, 2), plan_stage(layers, 2, 4)
+    first, last = plan(layers, 0, 2), plan(layers, 2, 4)
     assert first.foreign_shapes == ()
     assert [sketch.nodes[shape].kind for shape in last.foreign_shapes] == [SHAPE_OF, SHAPE_OF]
-    assert last.source == Tensor(entries[2], 0)
+    assert last.sources == first.results == (Tensor(entries[2], 0),)
     assert not any(sketch.nodes[node].variable in ("key0", "value1") for node in last.nodes)
     own, _ = decoder(4, mask_from_first=False)
-    assert plan_stage(find(own.nodes), 2, 4).foreign_shapes == ()
+    assert plan(find(own.nodes), 2, 4).foreign_shapes == ()
 
 
 def test_what_only_a_shape_needs_is_not_read_by_a_layer() -> None:
     sketch, _ = decoder(3)
     layers = find(sketch.nodes)
-    who = readers(layers, layers_exit(layers, layers.chain[-2]))
+    who = find_parts(layers, layers_exit(layers, layers.chain[-2])).readers
     constants = [number for number, node in enumerate(sketch.nodes) if node.kind == "Constant"]
     assert [sorted(who[number]) for number in constants] == [[-1], [0], [1], [2], [3]]
 
@@ -91,29 +105,109 @@ def test_the_final_norm_belongs_to_the_head() -> None:
     assert layers_exit(alone, alone.chain[-2]) == alone.chain[-2]
 
 
-def test_a_state_of_another_stage_is_refused_by_name() -> None:
+def decoder_with_side_tensors(layers: int, *, shared: bool = False) -> tuple[Sketch, list[int], list[int]]:
+    """A decoder that adds its own slice of a token table in every layer, and whose last layer reads the first's cache.
+
+    Gives what enters each layer and the slices.
+    """
+    sketch = Sketch()
+    tokens = sketch.add("Parameter")
+    hidden = sketch.add("Gather", sketch.add("Constant", size=HEAVY_CONSTANT_BYTES), tokens)
+    table = sketch.add("Gather", sketch.add("Constant", size=HEAVY_CONSTANT_BYTES), tokens)
+    scaled = sketch.add("Multiply", table, sketch.add("Constant"))
+    entries, slices = [], []
+    first_key = None
+    for layer in range(layers):
+        entries.append(hidden)
+        slices.append(sketch.add("Slice", scaled, sketch.add("Constant"), name=f"slice {layer}"))
+        normal = sketch.add("Norm", hidden)
+        weight = sketch.add("Constant", size=HEAVY_CONSTANT_BYTES)
+        key = sketch.cache(f"key{layer}", sketch.add("MatMul", normal, weight, name=f"new {layer}"))
+        first_key = key if first_key is None else first_key
+        read = first_key if shared and layer == layers - 1 else key
+        middle = sketch.add("Add", hidden, sketch.add("Attention", sketch.add("MatMul", normal), read))
+        hidden = sketch.add("Add", middle, sketch.add("Multiply", sketch.add("MatMul", middle), slices[-1]))
+    sketch.add("Logits", sketch.add("Norm", hidden), sketch.add("Constant"))
+    return sketch, entries, slices
+
+
+def test_slices_of_a_token_table_cross_with_the_stream() -> None:
+    sketch, entries, slices = decoder_with_side_tensors(4)
+    layers = find(sketch.nodes)
+    assert [entry.node for entry in layers.entries] == entries
+    narrow = dict.fromkeys(slices, 2)
+    assert crossing(layers, 1, narrow) == (Tensor(entries[1], 0), *(Tensor(node, 0) for node in slices[1:]))
+    assert crossing(layers, 3, narrow) == (Tensor(entries[3], 0), Tensor(slices[3], 0))
+    [stream, whole] = crossing(layers, 1)
+    assert (stream.node, sketch.nodes[whole.node].kind) == (entries[1], "Multiply")
+    assert not {entries[0], sketch.nodes[whole.node].inputs[0][0]} & plan(layers, 1, 4).nodes
+
+
+def test_a_token_table_belongs_to_the_embedding_and_what_is_cheap_to_all_that_may_need_it() -> None:
+    sketch, _, slices = decoder_with_side_tensors(3)
+    layers = find(sketch.nodes)
+    who = find_parts(layers, layers_exit(layers, layers.chain[-2])).readers
+    heavy = [number for number, node in enumerate(sketch.nodes) if node.bytes]
+    assert [sorted(who[number]) for number in heavy] == [[-1], [-1], [0], [1], [2]]
+    for number in slices:
+        assert who[sketch.nodes[number].inputs[1][0]] == {-1, 0, 1, 2}
+
+
+def test_a_cache_that_a_later_stage_reads_is_copied_there() -> None:
+    sketch, entries, _ = decoder_with_side_tensors(3, shared=True)
+    layers = find(sketch.nodes)
+    assert [entry.node for entry in layers.entries] == entries
+    for stage in (plan(layers, 1, 2), plan(layers, 2, 3)):
+        assert "new 0" in {sketch.nodes[tensor.node].name for tensor in stage.sources}
+    last = plan(layers, 2, 3)
+    assert [state.variable for state in last.states] == ["key0", "key2"]
+    assert [state.variable for state in last.copied] == ["key0"]
+    assert plan(layers, 1, 2).copied == ()
+    assert plan(layers, 0, 3).copied == ()
+
+
+def test_layers_without_a_cache_of_their_own_are_layers() -> None:
+    sketch = Sketch()
+    hidden = sketch.add("Gather", sketch.add("Constant"), sketch.add("Parameter"))
+    entries = []
+    for layer in range(5):
+        entries.append(hidden)
+        normal = sketch.add("Norm", hidden)
+        if layer < 3:
+            key = sketch.cache(f"key{layer}", sketch.add("MatMul", normal))
+        hidden = sketch.add("Add", hidden, sketch.add("Attention", sketch.add("MatMul", normal), key))
+    sketch.add("Logits", sketch.add("Norm", hidden))
+    layers = find(sketch.nodes)
+    assert [entry.node for entry in layers.entries] == entries
+    assert [len(group) for group in layers.states] == [1, 1, 1, 0, 0]
+    assert [state.variable for state in plan(layers, 4, 5).copied] == ["key2"]
+
+
+def test_a_recurrent_state_of_another_stage_is_refused_by_name() -> None:
     sketch = Sketch()
     hidden = sketch.add("Gather", sketch.add("Parameter"))
     past = sketch.add(READ_VALUE, variable="first")
-    sketch.add(ASSIGN, sketch.add("Concat", past, hidden), variable="first")
-    middle = sketch.add("Add", hidden, sketch.add("Attention", hidden, past))
+    update = sketch.add("Multiply", past, hidden, name="the update")
+    sketch.add(ASSIGN, update, variable="first")
+    middle = sketch.add("Add", hidden, update)
     key = sketch.cache("second", middle)
     sketch.add("Logits", sketch.add("Add", middle, sketch.add("Attention", middle, key, past)))
     layers = find(sketch.nodes)
     assert len(layers.entries) == 2
-    with pytest.raises(ModelError, match="Layers 1 to 1 read the state 'first' of another layer"):
-        plan_stage(layers, 1, 2)
+    with pytest.raises(ModelError, match="before layer 1: what follows needs 'the update' of earlier layers"):
+        crossing(layers, 1, {update: None})
 
 
-def test_a_cut_through_two_outputs_is_refused() -> None:
+def test_all_outputs_of_a_node_at_the_cut_cross() -> None:
     sketch = Sketch()
     split = sketch.add("Split", sketch.add("Parameter"))
     first = sketch.cache("first", split)
     both = sketch.add("Split", sketch.add("Add", (split, 0), (split, 1), first))
     key = sketch.cache("second", sketch.add("MatMul", (both, 0)))
     sketch.add("Logits", sketch.add("Attention", key, (both, 1)))
-    with pytest.raises(ModelError, match="More than one tensor enters layer 1"):
-        plan_stage(find(sketch.nodes), 1, 2)
+    layers = find(sketch.nodes)
+    assert crossing(layers, 1) == (Tensor(both, 0), Tensor(both, 1))
+    assert plan(layers, 1, 2).sources == (Tensor(both, 0), Tensor(both, 1))
 
 
 def test_faults_of_states_are_named() -> None:

@@ -35,6 +35,7 @@ Writer = Callable[..., Path]
         {"gather": False, "initialised": False},
         {"tied": False},
         {"hidden_type": "f16"},
+        {"per_layer_inputs": True},
     ],
     ids=str,
 )
@@ -123,8 +124,6 @@ def test_runs_are_the_same_bytes_wherever_the_model_is_cut(tiny_model: Writer, t
     ("traits", "message"),
     [
         ({"states": False}, "keeps no state between calls"),
-        ({"shared_cache": True}, "'k0' to 'k2' counts as one layer"),
-        ({"per_layer_inputs": True}, "counts as one layer"),
         ({"last_position_only": True}, "not one row per token"),
         ({"input_name": "pixel_values"}, "no input 'input_ids'"),
         ({"extra_input": "token_type_ids"}, "has an input 'token_type_ids'"),
