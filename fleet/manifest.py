@@ -214,6 +214,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_formats: tuple[WeightFormat, ...] = ()
     has_chat_template: bool = True
 
+    def width_into(self, stage: int) -> int:
+        """Numbers per token of the hidden states that enter a stage; 0 for the first stage and behind the last."""
+        if not 0 < stage < len(self.stages):
+            return 0
+        return self.stages[stage].input_width or self.hidden_size
+
+    @property
+    def widest_cut(self) -> int:
+        """Most numbers per token that enter any stage."""
+        return max((self.width_into(stage.stage) for stage in self.stages), default=0)
+
     def run(self, sha256: str) -> Run:
         """The run of that hash; KeyError where the model has none."""
         for run in self.runs:

@@ -3,7 +3,7 @@
 Every stage binds one ROUTER (CURVE server). The gateway holds a DEALER to each stage, and each stage but the last a
 DEALER to the next. Steps go down the chain; results and faults go back to the gateway over the gateway's own
 connection to the stage that sends them. A message is ``[header]`` or ``[header, tensor]``: the header is msgpack, the
-tensor (steps that reach a stage after the first) is ``[tokens, hidden_size]`` in the order of the header's entries.
+tensor (steps that reach a stage after the first) is ``[tokens, width]`` in the order of the header's entries.
 
 Every frame carries the epoch. The gateway starts a new epoch when a stage was lost; a stage that sees a new epoch
 drops all its sequences, and drops frames of older ones. Epochs only rise: a gateway counts on from the clock

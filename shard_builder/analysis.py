@@ -145,6 +145,11 @@ class CutPlan:
     forms: dict[Tensor, CrossingForm]
     dimensions: dict[Tensor, tuple[Dimension, ...]]
 
+    @property
+    def widest(self) -> int:
+        """Most numbers per token that enter any stage."""
+        return max(sum(form.width for form in self.forms_into(stage)) for stage in range(len(self.stages)))
+
     def forms_into(self, stage: int) -> tuple[CrossingForm, ...]:
         """What enters a stage side by side; empty for the first."""
         return tuple(self.forms[tensor] for tensor in self.stages[stage].sources)

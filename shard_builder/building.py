@@ -168,7 +168,7 @@ class _Builder:
             layer_bytes=sum(analysis.layer_bytes),
         )
         sequences = choose_sequences(model, sampled=self._check == "sample")
-        return reference_bytes(sequences, model.vocabulary_size) + hidden_bytes(sequences, analysis.hidden_size)
+        return reference_bytes(sequences, model.vocabulary_size) + hidden_bytes(sequences, self._cut.widest)
 
     def _write_graph(self, plan: StagePlan, graph_file: Path) -> tuple[tuple[str, ...], WeightFileLayout, bytes]:
         """Writes a stage's graph; its inputs, the layout of its weight file, and the cut's own constants."""

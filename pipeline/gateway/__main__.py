@@ -48,7 +48,7 @@ def serve(config: GatewayConfig, context: ChildContext) -> None:
         stages=len(manifest.stages),
         context_tokens=min(context_tokens, tokenizer.longest_prompt_tokens),
         max_sequences=config.max_sequences,
-        prefill_chunk_tokens=min(config.prefill_chunk_tokens, _most_step_tokens(manifest.hidden_size)),
+        prefill_chunk_tokens=min(config.prefill_chunk_tokens, _most_step_tokens(manifest.widest_cut)),
         kv_capacity_tokens=config.kv_capacity_tokens or None,
     )
     http_identity = Identity.generate()
@@ -84,12 +84,12 @@ def serve(config: GatewayConfig, context: ChildContext) -> None:
         http_socket.close()
 
 
-def _most_step_tokens(hidden_size: int) -> int:
+def _most_step_tokens(width: int) -> int:
     """Tokens whose hidden states fit a message."""
     from fleet.codec import MAX_TENSOR_BYTES
     from pipeline.messages import MAX_STEP_TOKENS
 
-    return min(MAX_STEP_TOKENS, MAX_TENSOR_BYTES // (4 * max(1, hidden_size)))
+    return min(MAX_STEP_TOKENS, MAX_TENSOR_BYTES // (4 * max(1, width)))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,8 @@ def serve(config: StageConfig, context: ChildContext) -> None:
         stages=len(manifest.stages),
         first_layer=shard.stage.first_layer,
         end_layer=shard.stage.end_layer,
-        hidden_size=manifest.hidden_size,
+        input_width=manifest.width_into(config.stage),
+        output_width=manifest.width_into(config.stage + 1),
         vocabulary_size=manifest.vocabulary_size,
         context_tokens=manifest.context_tokens,
     )

@@ -29,7 +29,7 @@ class Outcome:
     """Why, for each sequence that did not get through."""
     device_failed: bool = False
     hidden: NDArray[np.float32] | None = None
-    """``[tokens, hidden_size]`` of the entries that got through; a view that holds until the next step."""
+    """``[tokens, output width]`` of the entries that got through; a view that holds until the next step."""
     sampled: list[Sampled] = field(default_factory=list)
 
 
@@ -52,7 +52,8 @@ class StepExecutor:
             if self._shard.stage.stage == 0:
                 self._runtime.run_tokens(_WARM_UP_SEQUENCE, 0, (0,))
             else:
-                hidden = np.zeros((1, self._shard.manifest.hidden_size), np.float32)
+                width = self._shard.manifest.width_into(self._shard.stage.stage)
+                hidden = np.zeros((1, width), np.float32)
                 self._runtime.run_hidden(_WARM_UP_SEQUENCE, 0, hidden)
         except RuntimeError as error:
             raise ModelError(
@@ -66,7 +67,7 @@ class StepExecutor:
 
         Args:
             compute: what the state machine let through.
-            tensor: hidden states of the whole step, ``[tokens, hidden_size]``; None in the first stage.
+            tensor: hidden states of the whole step, ``[tokens, input width]``; None in the first stage.
         """
         begin = time.perf_counter()
         outcome = Outcome()

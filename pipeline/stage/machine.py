@@ -46,7 +46,10 @@ class StageFacts:
     stages: int
     first_layer: int
     end_layer: int
-    hidden_size: int
+    input_width: int
+    """Numbers per token of the hidden states that arrive; 0 in the first stage."""
+    output_width: int
+    """The same for what is passed on; 0 in the last stage."""
     vocabulary_size: int
     context_tokens: int = 0
     """0: the model does not say."""
@@ -305,13 +308,13 @@ class StageMachine:
         tokens = sum(len(entry.tokens) for entry in message.entries)
         if tokens > MAX_STEP_TOKENS:
             return f"a step of {tokens} tokens exceeds the limit of {MAX_STEP_TOKENS}"
-        if not facts.is_last and tokens * facts.hidden_size * _HIDDEN_VALUE_BYTES > MAX_TENSOR_BYTES:
+        if tokens * facts.output_width * _HIDDEN_VALUE_BYTES > MAX_TENSOR_BYTES:
             return f"the hidden states of {tokens} tokens exceed the limit of {MAX_TENSOR_BYTES >> 20} MiB a message"
         if facts.is_first:
             return "stage 0 takes tokens, not hidden states" if tensor_shape is not None else ""
         if tensor_shape is None:
             return "the hidden states are missing"
-        expected = (tokens, facts.hidden_size)
+        expected = (tokens, facts.input_width)
         if tensor_shape != expected:
             return f"the hidden states have the shape {list(tensor_shape)} instead of {list(expected)}"
         return ""

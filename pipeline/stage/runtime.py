@@ -79,11 +79,11 @@ class ShardRuntime:
         Args:
             sequence: a number of the caller's; its first use begins a KV cache.
             start: tokens that the KV cache holds already.
-            hidden: ``[tokens, hidden_size]``, C order.
+            hidden: ``[tokens, input width]``, C order.
             sampled: at how many of the last positions the last stage gives logits.
 
         Returns:
-            ``[tokens, hidden_size]``, or ``[sampled, vocabulary]`` from the last stage. It is the request's own
+            ``[tokens, output width]``, or ``[sampled, vocabulary]`` from the last stage. It is the request's own
             memory: copy it, or be done with it, before the sequence runs again or is freed.
 
         Raises:

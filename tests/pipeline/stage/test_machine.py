@@ -32,7 +32,7 @@ from pipeline.stage.machine import (
 
 GATEWAY = b"gateway"
 OTHER = b"other"
-HIDDEN = 8
+HIDDEN, WIDER = 8, 12
 NEXT = PeerAddress(node_name="PC-2", addresses=("192.0.2.2",), port=5000, public_key="k" * 40)
 FIRST = StageFacts(
     node="PC-1",
@@ -42,12 +42,13 @@ FIRST = StageFacts(
     stages=3,
     first_layer=0,
     end_layer=4,
-    hidden_size=HIDDEN,
+    input_width=0,
+    output_width=HIDDEN,
     vocabulary_size=100,
     context_tokens=64,
 )
-MIDDLE = replace(FIRST, stage=1, first_layer=4, end_layer=8)
-LAST = replace(FIRST, stage=2, first_layer=8, end_layer=12)
+MIDDLE = replace(FIRST, stage=1, first_layer=4, end_layer=8, input_width=HIDDEN, output_width=WIDER)
+LAST = replace(FIRST, stage=2, first_layer=8, end_layer=12, input_width=WIDER, output_width=0)
 GREEDY = Sampling()
 
 
@@ -60,7 +61,8 @@ def attach(machine: StageMachine, epoch: int = 1, connection: bytes = GATEWAY) -
 
 
 def shape_for(machine: StageMachine, step: Step) -> tuple[int, ...] | None:
-    return None if machine.facts.is_first else (sum(len(entry.tokens) for entry in step.entries), HIDDEN)
+    width = machine.facts.input_width
+    return (sum(len(entry.tokens) for entry in step.entries), width) if width else None
 
 
 def run(machine: StageMachine, step: Step, connection: bytes = GATEWAY) -> list[Instruction]:
@@ -235,7 +237,7 @@ def test_the_first_stage_takes_no_hidden_states(first: StageMachine) -> None:
 
 
 def test_a_step_whose_hidden_states_exceed_a_message_is_refused() -> None:
-    machine = StageMachine(replace(FIRST, hidden_size=16384, context_tokens=0))
+    machine = StageMachine(replace(FIRST, output_width=16384, context_tokens=0))
     attach(machine)
     [fault] = faults(run(machine, Step(1, 1, (prompt(7, *range(50), *range(50), *([1] * 2000)),))))
     assert "MiB" in fault.message
