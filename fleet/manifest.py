@@ -32,6 +32,7 @@ KvPrecision = Literal["f32", "f16", "bf16", "u8"]
 RunKind = Literal["layer", "embedding", "head", "shared", "cut"]
 Part = Annotated[int, msgspec.Meta(ge=-1, le=2**31)]
 RollbackKind = Literal["mask", "trim"]
+NpuSlots = Literal["any", "adjacent"]
 FusionPlugin = Literal["CPU", "GPU"]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
 
@@ -60,6 +61,23 @@ class RunPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sha256: Sha256
     offset: Bytes
+
+
+class NpuForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Graphs of static shape that an NPU can take, and what their check on a CPU found. Never run on an NPU."""
+
+    context_tokens: Count
+    """Slots of every cache; the caches are inputs and outputs that the host keeps."""
+    chunk_tokens: Count
+    slots: NpuSlots
+    """``any``: a token may lie in any slot that the mask marks. ``adjacent``: the tokens must fill the last slots, the
+    newest last, because the model counts distances by slots (a sliding window, a bias by distance)."""
+    max_abs_diff: float
+    """Largest absolute difference of any logit from the dynamic shards', in f32."""
+    logit_range: float
+    """Largest distance between two logits of one position; the difference is in proportion to it."""
+    greedy_match: float
+    """Share of the compared positions (0 to 1) whose largest logit is the same token."""
 
 
 class WeightFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +121,15 @@ class FusionFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whose rule it is."""
 
 
+class NpuGraphs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stage's graphs of static shape, over the stage's own weight file."""
+
+    chunk: FileEntry
+    """For ``NpuForm.chunk_tokens`` new tokens."""
+    step: FileEntry
+    """For one new token."""
+
+
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One shard: layers ``first_layer`` to ``end_layer`` (exclusive)."""
 
@@ -123,6 +150,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What enters side by side as ``inputs_embeds``, in this order; empty for the first stage."""
     fusion_faults: tuple[FusionFault, ...] = ()
     """Where the graph breaks the pattern that the plugins fuse; empty for a shard that fuses as a whole."""
+    npu: NpuGraphs | None = None
 
     @property
     def input_width(self) -> int:
@@ -211,6 +239,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens of the widest window that a layer looks through, if it is narrower than the context; 0: no such layer."""
     paged: PagedForm | None = None
     """None where it was not tried."""
+    npu: NpuForm | None = None
+    """None where no graphs for an NPU were made."""
     weight_formats: tuple[WeightFormat, ...] = ()
     has_chat_template: bool = True
 
@@ -231,6 +261,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if run.sha256 == sha256:
                 return run
         raise KeyError(sha256)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All files of the shard folder but the manifest."""
+        found = [*self.tokenizer]
+        for stage in self.stages:
+            found += [stage.graph, stage.weights]
+            if stage.npu is not None:
+                found += [stage.npu.chunk, stage.npu.step]
+        return tuple(found)
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -281,7 +321,7 @@ def decode_manifest(text: bytes, where: str = "manifest") -> Manifest:
 def _check_file_names(manifest: Manifest, where: str) -> None:
     """Every file can lie beside the others on any system: Windows reserves some names and ignores case."""
     seen = {MANIFEST_NAME}
-    for entry in (*(file for stage in manifest.stages for file in (stage.graph, stage.weights)), *manifest.tokenizer):
+    for entry in manifest.files:
         folded = entry.name.lower()
         if folded in seen or folded.endswith(".") or folded.partition(".")[0] in _WINDOWS_DEVICES:
             raise ModelError(

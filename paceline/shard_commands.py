@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from paceline import shard_compile_command, shard_diff_command
+from paceline import shard_compile_command, shard_diff_command, shard_npu_command
 from paceline.command import command
 from paceline.parsing import parse_numbers
 
@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     _register_verify(shard)
     shard_compile_command.register(shard)
     shard_diff_command.register(shard)
+    shard_npu_command.register(shard)
 
 
 def _register_build(shard: typer.Typer) -> None:

@@ -1,8 +1,9 @@
 """Cuts an OpenVINO language model into shards that give the same logits as the whole model.
 
 ``build`` makes a shard folder, ``verify`` runs it against the whole model again, ``inspect`` tells what is in a model
-or a shard folder, and ``diff`` compares two shard folders. Each returns plain data and raises
-``fleet.errors.PacelineError``, whose text is a sentence for people. ``docs/cutting.md`` explains the cut.
+or a shard folder, ``diff`` compares two shard folders, and ``prepare_npu`` adds graphs of static shape to one. Each
+returns plain data and raises ``fleet.errors.PacelineError``, whose text is a sentence for people. ``docs/cutting.md``
+explains the cut.
 """
 
 # ruff: noqa: E402 - the call must come before the modules that import OpenVINO
@@ -13,6 +14,7 @@ forbid_openvino_telemetry()
 from shard_builder.building import build
 from shard_builder.difference import Difference, diff
 from shard_builder.inspection import Inspection, inspect
+from shard_builder.npu import prepare_npu
 from shard_builder.verification import Check, verify
 
-__all__ = ["Check", "Difference", "Inspection", "build", "diff", "inspect", "verify"]
+__all__ = ["Check", "Difference", "Inspection", "build", "diff", "inspect", "prepare_npu", "verify"]

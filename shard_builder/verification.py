@@ -15,7 +15,6 @@ from fleet.errors import ModelError
 from fleet.manifest import (
     MANIFEST_NAME,
     CaseResult,
-    FileEntry,
     KvPrecision,
     Manifest,
     RollbackKind,
@@ -167,10 +166,7 @@ def check_files(folder: Path, manifest: Manifest, reporter: Reporter) -> None:
     Raises:
         ModelError: a file is missing or other than the manifest says.
     """
-    entries: list[FileEntry] = [*manifest.tokenizer]
-    for stage in manifest.stages:
-        entries += [stage.graph, stage.weights]
-    for entry in entries:
+    for entry in manifest.files:
         reporter.check()
         path = folder / entry.name
         try:

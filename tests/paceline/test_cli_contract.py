@@ -34,6 +34,7 @@ COMMANDS = {
     "shard build": {"-o", "--stages", "--cuts", "--json"},
     "shard diff": {"--json"},
     "shard inspect": {"--kv-precision", "--layers", "--json"},
+    "shard npu": {"--context", "--chunk", "--json"},
     "shard verify": {"--device", "--kv-precision", "--reference", "--json"},
     "undeploy": set(),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,10 @@ POSITIONS = 256
 
 @dataclass(frozen=True)
 class TinyDecoder:
-    """What to make. ``shared_cache``: the last layer attends to the first one's cache as well."""
+    """What to make. ``shared_cache``: the last layer attends to the first one's cache as well.
+
+    ``sliding_window``: how many slots back a layer looks, counted in the cache as exporters do; 0: all.
+    """
 
     layers: int = 3
     gather: bool = True
@@ -32,6 +36,9 @@ class TinyDecoder:
     last_position_only: bool = False
     input_name: str = "input_ids"
     extra_input: str = ""
+    sliding_window: int = 0
+    attention_mask: bool = True
+    static_batch: bool = False
 
     def write(self, folder: Path) -> Path:
         """Puts the IR and stand-ins for the tokenizer's files into a folder."""
@@ -41,7 +48,10 @@ class TinyDecoder:
             text = '<net name="tokenizer"><rt_info><eos_token_id value="2"/></rt_info></net>'
             (folder / f"{name}.xml").write_text(text)
             (folder / f"{name}.bin").write_bytes(b"\0" * 8)
-        (folder / "config.json").write_text('{"model_type": "tiny", "max_position_embeddings": 256}')
+        config: dict[str, Any] = {"model_type": "tiny", "max_position_embeddings": POSITIONS}
+        if self.sliding_window:
+            config["sliding_window"] = self.sliding_window
+        (folder / "config.json").write_text(json.dumps(config))
         return folder
 
 
@@ -62,9 +72,10 @@ class _Weaver:
 
     def weave(self) -> ov.Model:
         what = self.what
-        self.ids = self.parameter(what.input_name, [-1, -1], "i64")
-        self.attention_mask = self.parameter("attention_mask", [-1, -1], "i64")
-        position_ids = self.parameter("position_ids", [-1, -1], "i64")
+        batch = 1 if what.static_batch else -1
+        self.ids = self.parameter(what.input_name, [batch, -1], "i64")
+        self.attention_mask = self.parameter("attention_mask", [batch, -1], "i64")
+        position_ids = self.parameter("position_ids", [batch, -1], "i64")
         self.beam_idx = self.parameter("beam_idx", [-1], "i32")
         embedding = self.weight(VOCABULARY, HIDDEN)
         zero = ops.constant(np.int64(0))
@@ -83,7 +94,9 @@ class _Weaver:
         head = embedding if what.tied else self.weight(VOCABULARY, HIDDEN)
         result = ops.result(ops.matmul(self.norm(hidden), head, False, True))
         result.output(0).get_tensor().set_names({"logits"})
-        parameters = [self.ids, self.attention_mask, position_ids]
+        parameters = [self.ids, position_ids]
+        if what.attention_mask:
+            parameters.insert(1, self.attention_mask)
         if what.gather and what.states:
             parameters.append(self.beam_idx)
         if what.extra_input:
@@ -148,9 +161,25 @@ class _Weaver:
         places = ops.range(zero, total, one, "i64")
         queries = ops.add(ops.range(zero, new, one, "i64"), ops.subtract(total, new))
         causal = ops.less_equal(ops.unsqueeze(places, ops.constant([0])), ops.unsqueeze(queries, ops.constant([1])))
-        padding = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), ops.constant([1, 2]))
-        seen = ops.logical_and(ops.unsqueeze(causal, ops.constant([0, 1])), padding)
+        if self.what.sliding_window:
+            edge = ops.subtract(queries, ops.constant(np.int64(self.what.sliding_window)))
+            near = ops.greater(ops.unsqueeze(places, ops.constant([0])), ops.unsqueeze(edge, ops.constant([1])))
+            causal = ops.logical_and(causal, near)
+        seen = ops.unsqueeze(causal, ops.constant([0, 1]))
+        if self.what.attention_mask:
+            padding = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), ops.constant([1, 2]))
+            seen = ops.logical_and(seen, padding)
         return ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(-60000)))
+
+
+@pytest.fixture(scope="session")
+def tiny_writer() -> Callable[..., Path]:
+    """Writes a tiny decoder with the given traits into a folder, for fixtures that several tests share."""
+
+    def write(folder: Path, **traits: Any) -> Path:
+        return TinyDecoder(**traits).write(folder)
+
+    return write
 
 
 @pytest.fixture
