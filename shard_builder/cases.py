@@ -156,7 +156,7 @@ def _chunk(tokens: int) -> Step:
 
 def _batch() -> Sequence:
     case = f"batch of {ROWS}"
-    steps = (Step(case, 7), Step(case, 1), Step("beam reorder", 1, beams=(2, 0, 0)), Step(case, 4))
+    steps = (Step(case, 7), Step(case, 1), Step("beam reorder", 1, beams=(2, 0, 0)), Step("beam reorder", 4))
     return Sequence(steps, rows=ROWS)
 
 

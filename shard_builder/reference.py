@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from fleet.errors import ModelError
 from fleet.manifest import KvPrecision
 from shard_builder.cases import Sequence, whole_sequences
-from shard_builder.opened_model import plain_reason
+from shard_builder.opened_model import TOKEN_INPUT, plain_reason
 from shard_builder.step_values import StepValues, compared_rows, feed, step_values
 from shard_builder.surgery import SAMPLED_INPUT
 
@@ -145,11 +146,16 @@ def make_reference(
         ModelError: the model does not run or gives no logits for every token, or the folder cannot be written.
     """
     left_out = []
+    made_folder = not folder.exists()
+    written = [folder / REFERENCE_NAME]
     try:
         compiled = core.compile_model(model, head.device, exact_properties(head.device, head.kv_precision))
         ports = input_ports(model)
         folder.mkdir(parents=True, exist_ok=True)
         for sequence in whole_sequences(head.sequences):
+            if sequence.rows > 1 and _takes_one_row(ports):
+                left_out.append(LeftOutSequence(sequence, "the model takes one row at a time"))
+                continue
             try:
                 logits = _whole_logits(compiled, ports, sequence, head.vocabulary_size, tick)
             except RuntimeError as error:
@@ -158,18 +164,36 @@ def make_reference(
                 left_out.append(LeftOutSequence(sequence, plain_reason(error)))
                 continue
             if np.isfinite(logits).all():
-                np.save(folder / _logits_name(sequence), logits)
+                written.append(folder / _logits_name(sequence))
+                np.save(written[-1], logits)
             elif sequence.is_essential:
                 raise ModelError(f"The whole model gives logits that are not numbers on {head.device}.")
             else:
                 left_out.append(LeftOutSequence(sequence, "the logits are not numbers"))
         head = msgspec.structs.replace(head, left_out=tuple(left_out))
         (folder / REFERENCE_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(head), indent=1))
-    except RuntimeError as error:
-        raise ModelError(f"The whole model does not run on {head.device}: {plain_reason(error)}.") from None
-    except OSError as error:
-        raise ModelError(f"The reference cannot be written to {folder}: {error.strerror}.") from None
+    except BaseException as error:
+        _remove(written, folder if made_folder else None)
+        if isinstance(error, RuntimeError):
+            raise ModelError(f"The whole model does not run on {head.device}: {plain_reason(error)}.") from None
+        if isinstance(error, OSError):
+            raise ModelError(f"The reference cannot be written to {folder}: {error.strerror}.") from None
+        raise
     return Reference(folder, head)
+
+
+def _remove(written: list[Path], folder: Path | None) -> None:
+    """Takes back what an unfinished reference left, as far as the disk lets it."""
+    with contextlib.suppress(OSError):
+        for path in written:
+            path.unlink(missing_ok=True)
+        if folder is not None:
+            folder.rmdir()
+
+
+def _takes_one_row(ports: Mapping[str, Any]) -> bool:
+    rows = ports[TOKEN_INPUT].get_partial_shape()[0]
+    return bool(rows.is_static and rows.get_length() == 1)
 
 
 def _whole_logits(
