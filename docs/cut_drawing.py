@@ -156,8 +156,8 @@ def _draw_heading(root: ElementTree.Element, facts: CutFacts) -> None:
         root,
         30,
         64,
-        f"{facts.operations:,} operations; {facts.data_operations:,} depend on the tokens; all that data flows through "
-        f"each of {facts.dominators} of them, the dominators.",
+        f"{facts.operations:,} operations; {facts.data_operations:,} depend on the tokens; the residual stream flows "
+        f"through each of {facts.dominators} of them, its dominators.",
         "small",
     )
     for left, kind, words in (

@@ -18,9 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import openvino as ov
 from cut_drawing import Box, CutFacts, draw
 
-from shard_builder.analysis import Analysis, analyse
+from shard_builder.analysis import Analysis, analyse, plan_cut
 from shard_builder.graph import Graph, downstream, upstream
-from shard_builder.layers import plan_stage
 from shard_builder.sources import open_source
 
 OUTPUT = Path(__file__).with_name("cut.svg")
@@ -98,7 +97,7 @@ def boxes(analysis: Analysis, layer: int) -> list[Box]:
     """One box per group of operations; a box names the boxes that it reads by their place in the list."""
     layers, graph = analysis.layers, analysis.layers.graph
     nodes = layer_nodes(analysis, layer)
-    chain = set(layers.chain)
+    chain = set(layers.stream)
     stores = {state.assign for state in layers.states[layer]}
     caches = {state.read for state in layers.states[layer]} | stores
     groups = regions(graph, nodes, (chain & set(nodes)) | stores)
@@ -117,13 +116,13 @@ def facts(analysis: Analysis, layer: int) -> CutFacts:
     """What is written beside the drawing."""
     layers = analysis.layers
     count = len(layers.entries)
-    later = plan_stage(layers, layer, count)
+    later = plan_cut(ov.Core(), analysis, (0, layer, count)).stages[1]
     runs = {run.kind(count): run.bytes for run in analysis.runs}
     return CutFacts(
         name=analysis.source.name,
         operations=len(layers.graph.nodes),
         data_operations=len(layers.data_nodes),
-        dominators=len(layers.chain),
+        dominators=len(layers.stream),
         layers=count,
         layer=layer,
         layer_bytes=runs["layer", layer],

@@ -83,7 +83,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ModelError(f"{path} is damaged: it is not JSON.") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} is damaged: it is not a JSON object.")

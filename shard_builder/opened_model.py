@@ -15,6 +15,8 @@ from shard_builder.layers import State
 
 TOKEN_INPUT = "input_ids"
 LOGITS_OUTPUT = "logits"
+EMBEDDING_OUTPUTS = ("last_hidden_state", "token_embeddings", "sentence_embedding", "pooler_output")
+"""What exporters call the outputs of models that are exported for feature extraction."""
 KNOWN_INPUTS = (TOKEN_INPUT, "attention_mask", "position_ids", "beam_idx")
 """The inputs that a stage may be fed with, in the order in which a shard lists them."""
 
@@ -55,7 +57,7 @@ def plain_reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines()]
     kept = [line for line in lines if line and not line.startswith(("Exception from", "While validating"))]
     text = kept[-1] if kept else type(error).__name__
-    return text.rstrip(". \n")[:300]
+    return text.rstrip(".! \n")[:300]
 
 
 def language_model_ports(opened: OpenedModel, where: Path) -> tuple[int, Tensor]:
@@ -75,6 +77,9 @@ def language_model_ports(opened: OpenedModel, where: Path) -> tuple[int, Tensor]
     results = [number for number, node in enumerate(opened.graph.nodes) if node.kind == "Result"]
     named = [number for number in results if _named(opened, number, LOGITS_OUTPUT)]
     chosen = named if named else results
+    embeddings = sorted(name for number in results for name in EMBEDDING_OUTPUTS if _named(opened, number, name))
+    if embeddings and not named:
+        raise ModelError(f"{where} is an embedding model: it gives '{embeddings[0]}' and no logits.")
     if len(chosen) != 1:
         raise ModelError(f"{where} is not a language model: it has {len(results)} outputs and none named 'logits'.")
     source, port = opened.graph.nodes[chosen[0]].inputs[0]
