@@ -165,8 +165,9 @@ def plan_cut(core: ov.Core, analysis: Analysis, boundaries: Sequence[int]) -> Cu
     crossings: list[tuple[Tensor, ...]] = [()]
     forms: dict[Tensor, CrossingForm] = {}
     if len(boundaries) > 2:
-        twins = [open_model(core, analysis.source.graph) for _ in range(2)]
-        found = CrossingForms(analysis.opened, twins, analysis.states)
+        found = CrossingForms(
+            analysis.opened, lambda: open_model(core, analysis.source.graph), analysis.states, layers.caches
+        )
         for layer in boundaries[1:-1]:
             crossings.append(crossing_tensors(layers, analysis.parts, layer, found.width))
             forms |= {tensor: form for tensor in crossings[-1] if (form := found.form(tensor)) is not None}

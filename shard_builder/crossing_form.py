@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -14,8 +14,17 @@ from openvino import opset13
 
 from shard_builder.graph import NOWHERE, Tensor
 from shard_builder.layers import State
-from shard_builder.opened_model import OpenedModel, cache_pattern
-from shard_builder.shapes import BATCH, SEQUENCE, Dimension, ProbeSizes, choose_sizes, input_shape, recognise
+from shard_builder.opened_model import OpenedModel
+from shard_builder.shapes import (
+    BATCH,
+    SEQUENCE,
+    Dimension,
+    ProbeSizes,
+    choose_sizes,
+    input_shape,
+    recognise,
+    state_shape,
+)
 
 _EXACT_TYPES = ("f32", "f16", "bf16", "boolean", "i8", "u8", "i16", "u16")
 """Element types of which every value is an f32 too."""
@@ -83,8 +92,10 @@ class CrossingForms:
     Nothing is run, and no weights are read.
     """
 
-    def __init__(self, opened: OpenedModel, twins: Sequence[OpenedModel], states: Sequence[State]) -> None:
-        """``twins`` are the same model, read two more times; they are used up."""
+    def __init__(
+        self, opened: OpenedModel, read: Callable[[], OpenedModel], states: Sequence[State], caches: Collection[int]
+    ) -> None:
+        """``read`` opens the same model anew; ``states`` and ``caches`` as in its layer map."""
         self._opened = opened
         static = {
             dimension.get_length()
@@ -95,9 +106,11 @@ class CrossingForms:
             if dimension.is_static
         }
         self._sizes = choose_sizes(static)
-        self._twins = twins
-        for twin, sizes in zip(twins, self._sizes, strict=True):
-            _fix_shapes(twin, states, sizes)
+        try:
+            self._twins = [_with_shapes(read(), sizes, states) for sizes in self._sizes]
+        except RuntimeError:
+            # Some graphs repeat a cache's heads in a way that only holds once a plugin has fused it with the attention.
+            self._twins = [_with_shapes(read(), sizes, (), caches) for sizes in self._sizes]
 
     def width(self, tensor: Tensor) -> int | None:
         """Numbers per token of a tensor; None where it is of no form that can cross."""
@@ -148,30 +161,35 @@ class CrossingForms:
         return frozenset(found)
 
 
-def _fix_shapes(twin: OpenedModel, states: Sequence[State], sizes: ProbeSizes) -> None:
-    """Gives a model's inputs and states static shapes, and lets every other shape follow."""
+def _with_shapes(
+    twin: OpenedModel, sizes: ProbeSizes, states: Sequence[State], unknown: Collection[int] = ()
+) -> OpenedModel:
+    """The model with static shapes for its inputs and states, from which every other shape follows.
+
+    What is read of the nodes ``unknown`` gets no fixed shape.
+    """
     for name, number in twin.parameters().items():
         operation = twin.operations[number]
         operation.set_partial_shape(ov.PartialShape(input_shape(name, operation, sizes)))
-    stand_ins = []
-    for state in states:
-        operation = twin.operations[state.read]
-        pattern = cache_pattern(twin, state)
-        shape = [
-            dimension.get_length()
-            if dimension.is_static
-            else sizes.past
-            if pattern and axis == pattern.past_axis
-            else sizes.batch
-            for axis, dimension in enumerate(operation.get_output_partial_shape(0))
-        ]
-        stand_in = opset13.parameter(ov.PartialShape(shape), operation.get_output_element_type(0))
-        for target in list(operation.output(0).get_target_inputs()):
-            target.replace_source_output(stand_in.output(0))
-        stand_ins.append(stand_in)
+    stand_ins = [
+        _stand_in(twin.operations[state.read].output(0), state_shape(twin, state, sizes), set()) for state in states
+    ]
+    names = {twin.operations[number].get_name() for number in unknown}
+    for number in unknown:
+        for output in twin.operations[number].outputs():
+            shape = output.get_partial_shape()
+            if shape.rank.is_static:
+                lengths = [-1 if dimension.is_dynamic else dimension.get_length() or -1 for dimension in shape]
+                stand_ins.append(_stand_in(output, lengths, names))
     twin.model.add_parameters(stand_ins)
-    for operation in twin.model.get_ordered_ops():
-        # What OpenVINO's GGUF reader writes for grouped attention is only valid where the plugin fuses it; what follows
-        # from such a node keeps the shape that it had.
-        with contextlib.suppress(RuntimeError):
-            operation.validate_and_infer_types()
+    twin.model.validate_nodes_and_infer_types()
+    return twin
+
+
+def _stand_in(output: ov.Output, shape: Sequence[int], keep: Collection[str]) -> Any:
+    """An input of that shape, for all readers of a tensor but the nodes of ``keep``."""
+    stand_in = opset13.parameter(ov.PartialShape(list(shape)), output.get_element_type())
+    for target in list(output.get_target_inputs()):
+        if target.get_node().get_name() not in keep:
+            target.replace_source_output(stand_in.output(0))
+    return stand_in

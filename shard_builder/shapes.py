@@ -140,7 +140,6 @@ def _run(
         if state.read not in needed:
             continue
         operation = opened.operations[state.read]
-        pattern = cache_pattern(opened, state)
         shape = operation.get_output_partial_shape(0)
         parameter = opset13.parameter(shape, operation.get_output_element_type(0), f"state{position}")
         parameter.output(0).get_tensor().set_names({f"state{position}"})
@@ -149,13 +148,8 @@ def _run(
         parameters.append(parameter)
         stand_ins[state.read] = parameter
         for feed, size in zip(feeds, sizes, strict=True):
-            past_axis = pattern.past_axis if pattern else None
             feed[f"state{position}"] = np.zeros(
-                [
-                    dimension.get_length() if dimension.is_static else size.past if axis == past_axis else size.batch
-                    for axis, dimension in enumerate(shape)
-                ],
-                dtype=operation.get_output_element_type(0).to_dtype(),
+                state_shape(opened, state, size), dtype=operation.get_output_element_type(0).to_dtype()
             )
     results = []
     for tensor in tensors:
@@ -170,6 +164,16 @@ def _run(
     except RuntimeError as error:
         raise ModelError(f"The part of the model that fixes its shapes does not run: {plain_reason(error)}.") from None
     return runs[0], runs[1]
+
+
+def state_shape(opened: OpenedModel, state: State, size: ProbeSizes) -> list[int]:
+    """The shape of a state that holds the past."""
+    pattern = cache_pattern(opened, state)
+    past_axis = pattern.past_axis if pattern else None
+    return [
+        dimension.get_length() if dimension.is_static else size.past if axis == past_axis else size.batch
+        for axis, dimension in enumerate(opened.operations[state.read].get_output_partial_shape(0))
+    ]
 
 
 def input_shape(name: str, parameter: Any, size: ProbeSizes) -> list[int]:
