@@ -34,7 +34,8 @@ from shard_builder.opened_model import cache_pattern, open_model, plain_reason
 from shard_builder.reference import reference_bytes
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_entry, name_constants, write_graph
-from shard_builder.sources import open_source
+from shard_builder.source_watch import unchanged
+from shard_builder.sources import MODEL_WEIGHTS, open_source
 from shard_builder.stage_plan import StagePlan
 from shard_builder.surgery import StageSurgeon
 from shard_builder.verification import SOURCE_NAME, SourceRecord
@@ -88,7 +89,8 @@ def build(
     reporter.report("analyse", 1.0)
     scratch = _make_scratch(output)
     try:
-        manifest = _Builder(core, analysis, cut, kv_precision, check, scratch, reporter).build()
+        with unchanged([source.graph, source.folder / MODEL_WEIGHTS]):
+            manifest = _Builder(core, analysis, cut, kv_precision, check, scratch, reporter).build()
         record = SourceRecord(str(model.resolve()))
         (scratch / SOURCE_NAME).write_bytes(msgspec.json.encode(record))
         (scratch / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
