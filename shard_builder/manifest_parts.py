@@ -56,6 +56,7 @@ def describe_model(
         stages=stages,
         tokenizer=tokenizer,
         stop_token_ids=analysis.description.stop_token_ids,
+        notes=analysis.opened.notes,
         sliding_window=analysis.description.sliding_window,
         weight_formats=weight_formats(analysis.runs, analysis.opened.operations),
     )

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from fleet.errors import ModelError
 from fleet.manifest import Manifest, NpuSlots, Stage
 from shard_builder.npu_form import MASK_INPUT, NpuSizes, past_name, present_name
-from shard_builder.opened_model import TOKEN_INPUT, plain_reason
+from shard_builder.opened_model import plain_reason
 from shard_builder.reference import exact_properties
+from shard_builder.source_form import TOKEN_INPUT
 from shard_builder.surgery import BEAM_INPUT, HIDDEN_INPUT, SAMPLED_INPUT
 
 DEVICE = "CPU"

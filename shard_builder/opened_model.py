@@ -12,13 +12,11 @@ import openvino as ov
 from fleet.errors import ModelError
 from shard_builder.graph import ASSIGN, CONSTANT, READ_VALUE, Graph, Node, Tensor
 from shard_builder.layers import State
+from shard_builder.source_form import KNOWN_INPUTS, TOKEN_INPUT, bring_into_form, port_name
 
-TOKEN_INPUT = "input_ids"
 LOGITS_OUTPUT = "logits"
 EMBEDDING_OUTPUTS = ("last_hidden_state", "token_embeddings", "sentence_embedding", "pooler_output")
 """What exporters call the outputs of models that are exported for feature extraction."""
-KNOWN_INPUTS = (TOKEN_INPUT, "attention_mask", "position_ids", "beam_idx")
-"""The inputs that a stage may be fed with, in the order in which a shard lists them."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +26,34 @@ class OpenedModel:
     model: ov.Model
     operations: tuple[Any, ...]
     graph: Graph
+    notes: tuple[str, ...] = ()
+    """What was changed when it was read."""
 
     def parameters(self) -> dict[str, int]:
         """The model's inputs by the name that callers use."""
         return {
-            _tensor_name(operation.output(0)): number
+            port_name(operation.output(0)): number
             for number, operation in enumerate(self.operations)
             if operation.get_type_name() == "Parameter"
         }
 
 
 def open_model(core: ov.Core, graph_file: Path) -> OpenedModel:
-    """Reads an IR; its weights stay in the file, which is mapped.
+    """Reads an IR and makes it stateful if it is not; its weights stay in the file, which is mapped.
 
     Raises:
-        ModelError: OpenVINO cannot read it.
+        ModelError: OpenVINO cannot read it or make it stateful.
     """
     try:
         model = core.read_model(graph_file)
     except RuntimeError as error:
         raise ModelError(f"OpenVINO cannot read {graph_file}: {plain_reason(error)}.") from None
+    try:
+        notes = bring_into_form(model)
+    except RuntimeError as error:
+        raise ModelError(f"OpenVINO cannot make {graph_file} stateful: {plain_reason(error)}.") from None
     operations = tuple(model.get_ordered_ops())
-    return OpenedModel(model, operations, Graph(tuple(_nodes(operations))))
+    return OpenedModel(model, operations, Graph(tuple(_nodes(operations))), notes)
 
 
 def plain_reason(error: Exception) -> str:
@@ -72,7 +76,8 @@ def language_model_ports(opened: OpenedModel, where: Path) -> tuple[int, Tensor]
         raise ModelError(f"{where} is not a language model: it has no input '{TOKEN_INPUT}' (its inputs: {names}).")
     unknown = sorted(set(parameters) - set(KNOWN_INPUTS))
     if unknown:
-        hint = "export it with states" if any("past" in name for name in unknown) else "a pipeline cannot feed it"
+        past = any("past" in name for name in unknown)
+        hint = "no output is what becomes of it; export it with states" if past else "a pipeline cannot feed it"
         raise ModelError(f"{where} has an input '{unknown[0]}' besides {', '.join(KNOWN_INPUTS)}; {hint}.")
     results = [number for number, node in enumerate(opened.graph.nodes) if node.kind == "Result"]
     named = [number for number in results if _named(opened, number, LOGITS_OUTPUT)]
@@ -89,14 +94,6 @@ def language_model_ports(opened: OpenedModel, where: Path) -> tuple[int, Tensor]
 def _named(opened: OpenedModel, result: int, name: str) -> bool:
     source, port = opened.graph.nodes[result].inputs[0]
     return name in opened.operations[source].output(port).get_names() | opened.operations[result].output(0).get_names()
-
-
-def _tensor_name(output: Any) -> str:
-    names = output.get_names()
-    for name in KNOWN_INPUTS:
-        if name in names:
-            return name
-    return min(names) if names else str(output.get_node().get_friendly_name())
 
 
 def _nodes(operations: Sequence[Any]) -> list[Node]:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from fleet.errors import ModelError
 from fleet.manifest import KvPrecision
 from shard_builder.cases import Sequence, whole_sequences
-from shard_builder.opened_model import TOKEN_INPUT, plain_reason
+from shard_builder.opened_model import plain_reason
+from shard_builder.source_form import TOKEN_INPUT
 from shard_builder.step_values import StepValues, compared_rows, feed, step_values
 from shard_builder.surgery import SAMPLED_INPUT
 

@@ -13,8 +13,9 @@ from openvino import opset13
 from shard_builder.crossing_form import CrossingForm
 from shard_builder.graph import SHAPE_OF, Tensor, downstream, upstream
 from shard_builder.layers import LayerMap
-from shard_builder.opened_model import KNOWN_INPUTS, TOKEN_INPUT, CachePattern, OpenedModel, cache_pattern
+from shard_builder.opened_model import CachePattern, OpenedModel, cache_pattern
 from shard_builder.shapes import BATCH, PAST, SEQUENCE, TOTAL, Dimension
+from shard_builder.source_form import KNOWN_INPUTS, TOKEN_INPUT
 from shard_builder.stage_plan import StagePlan
 
 HIDDEN_INPUT = "inputs_embeds"

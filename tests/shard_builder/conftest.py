@@ -39,6 +39,9 @@ class TinyDecoder:
     sliding_window: int = 0
     attention_mask: bool = True
     static_batch: bool = False
+    extra_input_is_read: bool = False
+    explicit_ports: bool = False
+    """Caches are inputs and outputs instead of states."""
 
     def write(self, folder: Path) -> Path:
         """Puts the IR and stand-ins for the tokenizer's files into a folder."""
@@ -60,6 +63,8 @@ class _Weaver:
         self.what = what
         self.random = np.random.default_rng(7)
         self.sinks: list[Any] = []
+        self.parameters: list[Any] = []
+        self.results: list[Any] = []
         self.caches: list[tuple[Any, Any]] = []
 
     def weight(self, *shape: int) -> Any:
@@ -81,6 +86,10 @@ class _Weaver:
         zero = ops.constant(np.int64(0))
         hidden = ops.gather(embedding, self.ids, zero)
         hidden = ops.add(hidden, ops.gather(self.weight(POSITIONS, HIDDEN), position_ids, zero))
+        if what.extra_input:
+            self.parameters.append(self.parameter(what.extra_input, [-1, -1], "i64"))
+        if what.extra_input_is_read:
+            hidden = ops.add(hidden, ops.gather(self.weight(2, HIDDEN), self.parameters[-1], zero))
         if what.hidden_type != "f32":
             hidden = ops.convert(hidden, what.hidden_type)
         self.mask: Any = None
@@ -99,9 +108,8 @@ class _Weaver:
             parameters.insert(1, self.attention_mask)
         if what.gather and what.states:
             parameters.append(self.beam_idx)
-        if what.extra_input:
-            parameters.append(self.parameter(what.extra_input, [-1, -1], "i64"))
-        model = ov.Model([result], self.sinks, parameters, "tiny")
+        parameters += self.parameters
+        model = ov.Model([result, *self.results], self.sinks, parameters, "tiny")
         model.set_rt_info("8.0", ["runtime_options", "ACTIVATIONS_SCALE_FACTOR"])
         return model
 
@@ -138,6 +146,14 @@ class _Weaver:
 
     def cache(self, variable: str, new: Any) -> Any:
         axis = ops.constant(np.int64(0))
+        if self.what.explicit_ports:
+            name = f"{variable[1:]}.{'key' if variable[0] == 'k' else 'value'}"
+            past = self.parameter(f"past_key_values.{name}", [-1, HEADS, -1, HEAD_SIZE], "f32")
+            self.parameters.append(past)
+            whole = ops.concat([ops.gather(past, self.beam_idx, axis) if self.what.gather else past, new], -2)
+            self.results.append(ops.result(whole))
+            self.results[-1].output(0).get_tensor().set_names({f"present.{name}"})
+            return whole
         batch = ops.gather(ops.shape_of(self.ids), ops.constant([0]), axis)
         shape = ops.concat([batch, ops.constant([HEADS]), ops.constant([0]), ops.constant([HEAD_SIZE])], 0)
         start = ops.broadcast(ops.constant(np.float32(0)), shape)

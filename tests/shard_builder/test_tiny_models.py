@@ -36,6 +36,9 @@ Writer = Callable[..., Path]
         {"tied": False},
         {"hidden_type": "f16"},
         {"per_layer_inputs": True},
+        {"explicit_ports": True, "gather": False},
+        {"explicit_ports": True, "per_layer_inputs": True},
+        {"extra_input": "token_type_ids", "extra_input_is_read": True},
     ],
     ids=str,
 )
@@ -126,7 +129,7 @@ def test_runs_are_the_same_bytes_wherever_the_model_is_cut(tiny_model: Writer, t
         ({"states": False}, "keeps no state between calls"),
         ({"last_position_only": True}, "not one row per token"),
         ({"input_name": "pixel_values"}, "no input 'input_ids'"),
-        ({"extra_input": "token_type_ids"}, "has an input 'token_type_ids'"),
+        ({"extra_input": "cache_position"}, "has an input 'cache_position'"),
         ({"extra_input": "past_key_values.0.key"}, "export it with states"),
     ],
     ids=str,
