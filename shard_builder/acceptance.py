@@ -14,6 +14,7 @@ from fleet.manifest import KvPrecision, Manifest
 from shard_builder.analysis import Analysis
 from shard_builder.chain import run_chain
 from shard_builder.findings import WRONG_LOGITS, explain, record
+from shard_builder.paged_check import check_paged, paged_step_count
 from shard_builder.reference import make_reference
 from shard_builder.reporting import Reporter
 from shard_builder.verification import count_steps, reference_head
@@ -39,7 +40,8 @@ def accept(
     precision: KvPrecision = "f32" if completed else manifest.kv_precision
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         head = reference_head(manifest, DEVICE, precision, sampled=check == "sample")
-        tick = reporter.steps("verify", count_steps(head, len(manifest.stages)))
+        paged_steps = len(manifest.stages) * paged_step_count(head)
+        tick = reporter.steps("verify", count_steps(head, len(manifest.stages)) + paged_steps)
         reference = make_reference(core, whole_model(core, analysis), head, Path(scratch), tick)
         if completed:
             distance = distance_to_untouched(core, analysis.source.graph, reference)
@@ -47,10 +49,11 @@ def accept(
             _refuse_wrong(analysis, distance or 0.0)
         result = run_chain(core, folder, manifest.stages, reference, DEVICE, precision, Path(scratch), tick)
         manifest = record(manifest, reference, result)
+        paged = check_paged(core, folder, manifest, reference, tick)
         del reference, result
     for case in manifest.verification.cases if manifest.verification else ():
         _refuse_wrong(analysis, case.max_abs_diff, f" in the case '{case.case}'")
-    return manifest
+    return msgspec.structs.replace(manifest, paged=paged)
 
 
 def _describe_completion(distance: float | None) -> str:

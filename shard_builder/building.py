@@ -28,6 +28,7 @@ from shard_builder.acceptance import accept
 from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
 from shard_builder.cases import CheckedModel, choose_sequences
 from shard_builder.chain import hidden_bytes
+from shard_builder.fusion_rules import check_fusion
 from shard_builder.layers import describe_entangled
 from shard_builder.manifest_parts import describe_model, model_id
 from shard_builder.opened_model import cache_pattern, open_model, plain_reason
@@ -224,6 +225,7 @@ class _Builder:
                 CutTensor(name=form.name[:2000], width=form.width, element_type=form.element_type)
                 for form in self._cut.forms_into(number)
             ),
+            fusion_faults=check_fusion(open_model(self._core, graph_file)),
         )
 
     def _count_bytes(self, count: int) -> None:

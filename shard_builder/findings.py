@@ -8,6 +8,7 @@ import openvino as ov
 from fleet.manifest import LeftOutCase, Manifest, RollbackKind, Verification
 from shard_builder.cases import MASK_INPUT, case_names, checked_model, crosses_window
 from shard_builder.chain import ChainResult
+from shard_builder.fusion_rules import explain_unfused
 from shard_builder.reference import Reference
 from shard_builder.rollback import ROLLBACK_WORDS, is_noise
 
@@ -87,7 +88,7 @@ def explain(manifest: Manifest) -> tuple[str, ...]:
         )
     if not any(MASK_INPUT in stage.inputs for stage in manifest.stages):
         notes.append("The model has no attention mask, so neither padding nor masked tokens can be expressed.")
-    return tuple(notes)
+    return (*notes, *explain_unfused(manifest.stages))
 
 
 def _window_is_beyond(manifest: Manifest, verification: Verification) -> bool:

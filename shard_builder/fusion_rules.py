@@ -10,10 +10,10 @@ The CPU rules were compared with what OpenVINO 2026.4.1 compiles; those for the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fleet.manifest import FusionFault, FusionPlugin
+from fleet.manifest import FusionFault, FusionPlugin, Stage
 from shard_builder import attention_rules, cache_rules
 from shard_builder.cache_paths import Broken, CacheGraph, CachePath
 from shard_builder.opened_model import OpenedModel
@@ -45,6 +45,17 @@ def check_fusion(opened: OpenedModel) -> tuple[FusionFault, ...]:
             for number, reason in rule.check(graph, path):
                 faults[FusionFault(rule.name, graph.name(number), reason, rule.plugins)] = None
     return tuple(faults)
+
+
+def explain_unfused(stages: Iterable[Stage]) -> list[str]:
+    """A sentence for every stage whose attention the CPU plugin does not fuse although no rule of it is broken."""
+    return [
+        f"The CPU plugin fuses the attention of {stage.fused_attention} of {stage.expected_attention} layers of stage "
+        f"{stage.stage} with the cache, for no reason that its graph shows; the others are slow at long contexts."
+        for stage in stages
+        if stage.fused_attention < stage.expected_attention
+        and not any("CPU" in fault.plugins for fault in stage.fusion_faults)
+    ]
 
 
 RULES = (

@@ -15,8 +15,10 @@ from fleet.errors import ModelError
 from fleet.manifest import (
     MANIFEST_NAME,
     CaseResult,
+    FusionFault,
     KvPrecision,
     Manifest,
+    PagedForm,
     RollbackKind,
     encode_manifest,
     load_manifest,
@@ -25,8 +27,11 @@ from shard_builder.analysis import Analysis, analyse
 from shard_builder.cases import checked_model, choose_sequences, step_count, whole_sequences
 from shard_builder.chain import run_chain
 from shard_builder.findings import WRONG_LOGITS, explain, record
+from shard_builder.fusion_rules import check_fusion
 from shard_builder.inspection import FusedAttention
 from shard_builder.manifest_parts import model_id
+from shard_builder.opened_model import open_model
+from shard_builder.paged_check import check_paged, paged_step_count
 from shard_builder.reference import Reference, ReferenceHead, load_reference, make_reference
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_entry, file_sha256
@@ -59,6 +64,10 @@ class Check(msgspec.Struct, frozen=True):
     """How rejected tokens may be taken back on this device."""
     notes: tuple[str, ...]
     """What was not run or not found as it should be."""
+    fusion_faults: tuple[tuple[FusionFault, ...], ...]
+    """Per stage, where its graph breaks the pattern that the device plugins fuse."""
+    paged: PagedForm | None
+    """Tried on the CPU; for another device, what was found before."""
 
 
 def verify(
@@ -100,10 +109,16 @@ def verify(
     check_files(folder, manifest, reporter)
     head = reference_head(manifest, device, kv_precision or manifest.kv_precision, sampled=sample)
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
-        tick = reporter.steps("verify", count_steps(head, len(manifest.stages)))
+        runs = count_steps(head, len(manifest.stages))
+        if device.startswith("CPU"):
+            runs += len(manifest.stages) * paged_step_count(head)
+        tick = reporter.steps("verify", runs)
         stored = _reference(core, folder, head, reference, Path(scratch), reporter, tick, work_folder)
         result = run_chain(core, folder, manifest.stages, stored, device, head.kv_precision, Path(scratch), tick)
-        checked = record(manifest, stored, result)
+        checked = record(_with_fusion_faults(core, folder, manifest), stored, result)
+        if device.startswith("CPU"):
+            paged = check_paged(core, folder, checked, stored, tick)
+            checked = msgspec.structs.replace(checked, paged=paged)
         del stored, result
     found = checked.verification
     assert found is not None
@@ -123,6 +138,8 @@ def verify(
         sampled=found.sampled,
         rollback=checked.rollback,
         notes=explain(checked),
+        fusion_faults=tuple(stage.fusion_faults for stage in checked.stages),
+        paged=checked.paged,
     )
 
 
@@ -142,6 +159,15 @@ def reference_head(manifest: Manifest, device: str, kv_precision: KvPrecision, *
 def count_steps(head: ReferenceHead, stages: int) -> int:
     """How often the whole model and the stages run in a check."""
     return step_count(whole_sequences(head.sequences)) + stages * step_count(head.sequences)
+
+
+def _with_fusion_faults(core: ov.Core, folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest with what this version finds in the graphs."""
+    stages = tuple(
+        msgspec.structs.replace(stage, fusion_faults=check_fusion(open_model(core, folder / stage.graph.name)))
+        for stage in manifest.stages
+    )
+    return msgspec.structs.replace(manifest, stages=stages)
 
 
 def replace_manifest(folder: Path, manifest: Manifest) -> None:
