@@ -27,7 +27,8 @@ from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation
 
 from fleet.errors import ModelError
-from shard_builder.opened_model import TOKEN_INPUT, plain_reason
+from shard_builder.opened_model import plain_reason
+from shard_builder.source_form import TOKEN_INPUT
 from shard_builder.surgery import HIDDEN_INPUT, SAMPLED_INPUT
 
 POSITION_INPUT = "position_ids"
