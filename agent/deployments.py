@@ -9,11 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from agent.child_machine import ChildState
+from agent.node_facts import NodeFacts
 from agent.receiving import Fetcher, Reception
 from agent.run_records import GatewayRecord, RunRecords, StageRecord
 from agent.shard_store import ShardStore
@@ -28,7 +28,6 @@ from fleet.control_messages import (
     StartStage,
 )
 from fleet.errors import DeployError, ModelError
-from fleet.identity import Identity
 from fleet.manifest import Manifest, decode_manifest, encode_manifest
 from fleet.process import GatewayConfig, StageConfig
 
@@ -59,21 +58,6 @@ _GATEWAY_STATES: dict[ChildState, GatewayState] = {
     "stopping": "starting",
     "stopped": "starting",
 }
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """What children must know of the node that they run on."""
-
-    name: str
-    identity: Identity
-    memory_budget_bytes: int
-    compiled_folder: Path | None = None
-    """Where shards compiled beforehand may lie; those compiled here are kept with their stage."""
-    trusted_controllers: Callable[[], Collection[str]] = tuple
-    """Their keys: they may chat with a gateway, whoever of them started it."""
-    stage_module: str = "pipeline.stage"
-    gateway_module: str = "pipeline.gateway"
 
 
 @dataclass

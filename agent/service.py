@@ -19,9 +19,10 @@ import psutil
 import zmq.asyncio
 
 from agent.agent_state import load_state, lock_data_dir
-from agent.deployments import Deployments, NodeFacts
+from agent.deployments import Deployments
 from agent.inventory import InventoryReader, ProbeFindings, default_memory_budget, describe_machine
 from agent.live_load import LoadReader
+from agent.node_facts import NodeFacts
 from agent.request_handler import RequestHandler, allowed_keys
 from agent.run_records import RunRecords
 from agent.shard_store import ShardStore
