@@ -71,8 +71,12 @@ def explain(manifest: Manifest) -> tuple[str, ...]:
     notes = []
     unequal = [case for case in verification.cases if case.max_abs_diff]
     if unequal:
-        listed = ", ".join(f"{case.max_abs_diff:.3g} ({case.case})" for case in unequal)
-        notes.append(f"The shards' logits differ from the whole model's in f32 by up to {listed}.")
+        worst = max(unequal, key=lambda case: case.max_abs_diff)
+        notes.append(
+            f"The shards' logits differ from the whole model's by up to {worst.max_abs_diff:.3g} ({worst.case}), with a "
+            f"KV cache in {verification.kv_precision} and all else in f32; {len(unequal)} of {len(verification.cases)} "
+            "cases differ."
+        )
     for one in verification.left_out:
         notes.append(f"Not compared: {one.case} ({one.reason}).")
     for result in verification.rollback:
