@@ -6,7 +6,7 @@ import msgspec
 from rich.table import Table
 
 from paceline.command import print_json
-from paceline.table_words import layer_words, plain_table, size_words
+from paceline.table_words import number_words, plain_table, size_words
 from paceline.terminal import PlainConsole
 from shard_builder import Difference
 
@@ -28,6 +28,9 @@ def show_difference(difference: Difference, as_json: bool) -> None:
             f"stage of the same number. One node with all of A's stages would fetch "
             f"{size_words(difference.fetch_bytes_with_all)}."
         )
+        changed = [stage.stage for stage in difference.stages if not stage.same_graph]
+        if changed:
+            console.print(f"Stages whose graph files differ: {number_words(changed)}.")
     for table in (_run_table(difference), _value_table(difference)):
         if table.row_count:
             console.print(table)
@@ -43,7 +46,7 @@ def _sentences(difference: Difference) -> list[str]:
         found = [f"A ({a.name}) and B ({b.name}) are different models."]
         if difference.changed_layers and a.layers == b.layers:
             same = a.layers - len(difference.changed_layers)
-            found.append(f"Layers with other weights: {layer_words(difference.changed_layers)}; the same: {same}.")
+            found.append(f"Layers with other weights: {number_words(difference.changed_layers)}; the same: {same}.")
     for what, names in (
         ("Files that only A has", difference.files_only_in_a),
         ("Files that only B has", difference.files_only_in_b),
@@ -55,15 +58,14 @@ def _sentences(difference: Difference) -> list[str]:
 
 
 def _stage_table(difference: Difference) -> Table:
-    table = plain_table("stage", "layers in A", "in B", "<gained", "<lost", "<graph", "to fetch", "of")
+    table = plain_table("stage", "A layers", "B layers", "<gained", "<lost", "to fetch", "of")
     for stage in difference.stages:
         table.add_row(
             str(stage.stage),
             _range_words(stage.layers_a),
             _range_words(stage.layers_b),
-            layer_words(stage.gained_layers),
-            layer_words(stage.lost_layers),
-            "same" if stage.same_graph else "other",
+            number_words(stage.gained_layers),
+            number_words(stage.lost_layers),
             size_words(stage.fetch_bytes),
             size_words(stage.bytes),
         )
@@ -71,7 +73,7 @@ def _stage_table(difference: Difference) -> Table:
 
 
 def _range_words(layers: tuple[int, int] | None) -> str:
-    return "none" if layers is None else layer_words(range(*layers))
+    return "none" if layers is None else number_words(range(*layers))
 
 
 def _run_table(difference: Difference) -> Table:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from rich.table import Table
 
-from fleet.manifest import KvPrecision, Layer, Verification
+from fleet.manifest import Layer, Verification
 from paceline.command import print_json
 from paceline.table_words import (
     fact_grid,
     finding_words,
     format_words,
-    layer_words,
+    number_words,
     part_words,
     plain_table,
     size_words,
@@ -81,6 +81,7 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
             f"{shared.runs} runs of weights with {size_words(shared.bytes)} are the same wherever this model is cut; "
             f"{size_words(shared.cut_bytes)} belong to this cut alone",
         )
+    yield "KV cache", f"in {inspection.kv_precision}"
     yield "chat", "has a chat template" if inspection.has_chat_template else "no chat template: it completes texts only"
     if inspection.stages:
         ways = " or ".join(_ROLLBACK_WORDS[kind] for kind in inspection.rollback)
@@ -99,7 +100,7 @@ def _paged_words(inspection: Inspection) -> str:
 
 
 def _layer_table(inspection: Inspection, every_layer: bool) -> Table:
-    table = plain_table("<part", "weights", _kv_title(inspection.kv_precision), "<formats")
+    table = plain_table("<part", "weights", "KV per token", "<formats")
     for numbers, cells in _layer_rows(inspection.layers, every_layer):
         each = "each " if len(numbers) > 1 else ""
         table.add_row(part_words(numbers, len(inspection.layers)), f"{each}{cells[0]}", f"{each}{cells[1]}", cells[2])
@@ -119,27 +120,21 @@ def _layer_table(inspection: Inspection, every_layer: bool) -> Table:
 def _layer_rows(layers: Sequence[Layer], every_layer: bool) -> list[tuple[list[int], tuple[str, str, str]]]:
     grouped: dict[object, tuple[list[int], tuple[str, str, str]]] = {}
     for layer in layers:
-        cells = size_words(layer.bytes), f"{layer.kv_bytes_per_token:,}", format_words(layer.weight_formats)
+        cells = size_words(layer.bytes), size_words(layer.kv_bytes_per_token), format_words(layer.weight_formats)
         grouped.setdefault(layer.index if every_layer else cells, ([], cells))[0].append(layer.index)
     return list(grouped.values())
 
 
-def _kv_title(precision: KvPrecision) -> str:
-    return f"KV bytes/token ({precision})"
-
-
 def _stage_table(inspection: Inspection) -> Table:
-    table = plain_table(
-        "stage", "layers", "weights", "of this cut", _kv_title(inspection.kv_precision), "fused attention"
-    )
+    table = plain_table("stage", "layers", "weights", "cut's own", "KV per token", "fused")
     for stage in inspection.stages:
         fused = stage.fused_attention
         table.add_row(
             str(stage.stage),
-            layer_words(range(stage.first_layer, stage.end_layer)),
+            number_words(range(stage.first_layer, stage.end_layer)),
             size_words(stage.bytes),
             size_words(stage.cut_bytes),
-            f"{stage.kv_bytes_per_token:,}",
+            size_words(stage.kv_bytes_per_token),
             f"{fused.fused} of {fused.expected}",
         )
     return table

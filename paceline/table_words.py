@@ -19,14 +19,14 @@ def size_words(size: int) -> str:
     return f"{value} {_UNITS[exponent]}"
 
 
-def layer_words(layers: Iterable[int]) -> str:
-    """Layer numbers in rising order with ranges drawn together: '0 to 4, 7, 9 to 11'."""
+def number_words(numbers: Iterable[int]) -> str:
+    """Numbers in rising order with ranges drawn together: '0 to 4, 7, 9 to 11'."""
     ranges: list[list[int]] = []
-    for layer in layers:
-        if ranges and layer == ranges[-1][1] + 1:
-            ranges[-1][1] = layer
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
         else:
-            ranges.append([layer, layer])
+            ranges.append([number, number])
     return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in ranges)
 
 
@@ -35,7 +35,7 @@ def part_words(parts: Sequence[int], layers: int) -> str:
     inner = [part for part in parts if 0 <= part < layers]
     words = ["embedding"] if -1 in parts else []
     if inner:
-        words.append(f"layer{'s' if len(inner) > 1 else ''} {layer_words(inner)}")
+        words.append(f"layer{'s' if len(inner) > 1 else ''} {number_words(inner)}")
     if layers in parts:
         words.append("head")
     return ", ".join(words) or "parts that the manifest does not tell"

@@ -26,6 +26,8 @@ TRAITS: list[dict[str, Any]] = [
     {"gather": False, "initialised": False},
     {"hidden_type": "f16"},
     {"tied": False, "hidden_type": "f16", "gather": False},
+    {"per_layer_inputs": True},
+    {"shared_cache": True, "tied": False},
 ]
 
 
