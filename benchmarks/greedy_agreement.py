@@ -155,7 +155,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         shards = Path(work) / "shards"
         build(arguments.model, shards, stages=arguments.stages, work_folder=Path(work))
-        model_folder = open_source(arguments.model, Path(work), lambda: False).folder
+        model_folder = open_source(arguments.model, Path(work)).folder
         precisions: tuple[KvPrecision, ...] = (EXACT, DEFAULT)
         agreements = [
             compare(model_folder, shards, prompts, arguments.tokens, precision, arguments.threads)

@@ -22,8 +22,8 @@ CheckLevel = Literal["full", "sample", "none"]
 class WeightChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a model's weights are to be stored. Group size and symmetry are those of ``int4``.
 
-    ``fp16`` halves what is f32 and changes nothing else. ``int8`` has one scale per output channel. ``int4`` has one per
-    group of ``group_size`` weights of a channel, or with -1 per channel; embeddings and head stay ``int8``.
+    ``fp16`` halves what is f32 and changes nothing else. ``int8`` has one scale per output channel. ``int4`` has one
+    per group of ``group_size`` weights of a channel, or with -1 per channel; embeddings and head stay ``int8``.
     """
 
     format: WeightFormatName
@@ -59,8 +59,17 @@ class BuildProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     bytes_done: int = 0
     """Bytes that have arrived in the phase ``download``, weight bytes written in ``write``; 0 elsewhere."""
     bytes_total: int = 0
+    bytes_per_second: float = 0.0
+    """Since the phase began; 0 where no bytes are counted or it has just begun."""
     remark: str = ""
     """What the person should know now, such as what a conversion will need; a sentence, told once."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the phase, at the rate so far; None where that is not known."""
+        if not self.bytes_per_second:
+            return None
+        return (self.bytes_total - self.bytes_done) / self.bytes_per_second
 
 
 class BuildDone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="done"):

@@ -70,6 +70,8 @@ class Generate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     ] = ()
     model: Text | None = None
     """None: whichever the gateway serves; another name than the gateway's is refused."""
+    plain_without_template: bool = False
+    """Whether a chat with a model that has no chat template is put to it as plain text, rather than refused."""
 
 
 class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="cancel"):

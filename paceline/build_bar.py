@@ -16,7 +16,7 @@ _MEBIBYTE = 1 << 20
 
 @contextmanager
 def build_bar() -> Iterator[Callable[[BuildProgress], None]]:
-    """A function that shows each report. Nothing is shown off a terminal, and nothing remains at the end."""
+    """A function that shows each report. Off a terminal only remarks are shown, and only they remain."""
     console = Console(stderr=True)
     texts = TextColumn("{task.description}"), TextColumn("{task.fields[bytes]}")
     columns = (SpinnerColumn(), texts[0], BarColumn(), TaskProgressColumn(), texts[1])
@@ -24,9 +24,13 @@ def build_bar() -> Iterator[Callable[[BuildProgress], None]]:
         task = bar.add_task("", total=1.0, bytes="")
 
         def show(progress: BuildProgress) -> None:
+            if progress.remark:
+                console.print(progress.remark, highlight=False)
             done = ""
             if progress.bytes_total:
                 done = f"{progress.bytes_done / _MEBIBYTE:,.0f} of {progress.bytes_total / _MEBIBYTE:,.0f} MiB"
+            if progress.seconds_left is not None:
+                done += f", {progress.bytes_per_second / _MEBIBYTE:,.0f} MiB/s, {progress.seconds_left:,.0f} s left"
             bar.update(task, completed=progress.fraction, description=PHASE_WORDS[progress.phase], bytes=done)
 
         yield show

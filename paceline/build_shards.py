@@ -14,7 +14,9 @@ from fleet.errors import CancelledError, ModelError
 from fleet.manifest import KvPrecision, Manifest
 
 PHASE_WORDS: dict[BuildPhase, str] = {
+    "download": "Downloading the model",
     "convert": "Converting the model",
+    "compress": "Compressing the weights",
     "analyse": "Looking for the layers",
     "write": "Writing the shards",
     "verify": "Checking against the whole model",
@@ -22,7 +24,7 @@ PHASE_WORDS: dict[BuildPhase, str] = {
 
 
 def build_shards(
-    model: Path,
+    model: str | Path,
     output: Path,
     *,
     stages: int,

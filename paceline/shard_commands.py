@@ -7,9 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from paceline import shard_compile_command, shard_diff_command, shard_npu_command
+from paceline import shard_compile_command, shard_diff_command, shard_formats_command, shard_npu_command
 from paceline.command import command
 from paceline.parsing import parse_numbers
+from paceline.shard_formats_command import (
+    DeviceOption,
+    GroupSizeOption,
+    SymmetricOption,
+    WeightFormatOption,
+    weight_choice,
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 PrecisionOption = Annotated[
@@ -27,13 +34,19 @@ def register(app: typer.Typer) -> None:
     _register_verify(shard)
     shard_compile_command.register(shard)
     shard_diff_command.register(shard)
+    shard_formats_command.register(shard)
     shard_npu_command.register(shard)
 
 
 def _register_build(shard: typer.Typer) -> None:
     @command(shard, "build")
     def build(
-        model: Annotated[Path, typer.Argument(metavar="MODEL", help="An OpenVINO IR folder or a GGUF file.")],
+        model: Annotated[
+            str,
+            typer.Argument(
+                metavar="MODEL", help="An OpenVINO IR or checkpoint folder, a GGUF file, or a hub's organisation/name."
+            ),
+        ],
         output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The shard folder to make.")],
         stages: Annotated[
             int | None, typer.Option("--stages", metavar="N", min=1, help="How many stages of about equal size.")
@@ -45,6 +58,10 @@ def _register_build(shard: typer.Typer) -> None:
             Literal["f32", "f16", "bf16", "u8"],
             typer.Option("--kv-precision", metavar="P", help="KV cache to plan and check with: f32, f16, bf16 or u8."),
         ] = "f16",
+        weight_format: WeightFormatOption = None,
+        group_size: GroupSizeOption = None,
+        symmetric: SymmetricOption = False,
+        target_device: DeviceOption = None,
         check: Annotated[
             Literal["full", "sample", "none"],
             typer.Option("--check", metavar="HOW", help="Against the whole model: full, sample (some cases) or none."),
@@ -58,6 +75,7 @@ def _register_build(shard: typer.Typer) -> None:
         if sample and check == "none":
             raise typer.BadParameter("--sample checks a part; leave out --check none.")
         numbers = parse_numbers(cuts, "layer numbers", lowest=1) if cuts is not None else None
+        weights = weight_choice(weight_format, group_size, symmetric, target_device)
 
         from paceline.build_bar import build_bar
         from paceline.shard_tables import show_inspection
@@ -73,6 +91,8 @@ def _register_build(shard: typer.Typer) -> None:
                 kv_precision=kv_precision,
                 check="sample" if sample else check,
                 progress=progress,
+                weights=weights,
+                target_device=target_device,
             )
         show_inspection(inspect_manifest(manifest), json)
 
@@ -80,7 +100,7 @@ def _register_build(shard: typer.Typer) -> None:
 def _register_inspect(shard: typer.Typer) -> None:
     @command(shard, "inspect")
     def inspect(
-        path: Annotated[Path, typer.Argument(metavar="MODEL_OR_DIR", help="A model, or a shard folder.")],
+        path: Annotated[str, typer.Argument(metavar="MODEL_OR_DIR", help="A model, or a shard folder.")],
         kv_precision: PrecisionOption = None,
         every_layer: Annotated[
             bool, typer.Option("--layers", help="A row for every layer, also where they look alike.")
@@ -93,7 +113,7 @@ def _register_inspect(shard: typer.Typer) -> None:
         from shard_builder import inspect as inspect_path
 
         inspection = inspect_path(path, kv_precision=kv_precision)
-        tell_if_unchecked(path, inspection)
+        tell_if_unchecked(Path(path), inspection)
         show_inspection(inspection, json, every_layer)
 
 

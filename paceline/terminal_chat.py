@@ -25,7 +25,13 @@ async def answer(
     Raises:
         PacelineError: the gateway could not answer; the text names the node at fault.
     """
-    request = Generate(number=client.next_number(), messages=messages, sampling=sampling, max_tokens=_MOST_TOKENS)
+    request = Generate(
+        number=client.next_number(),
+        messages=messages,
+        sampling=sampling,
+        max_tokens=_MOST_TOKENS,
+        plain_without_template=True,
+    )
     async for message in client.generate(request):
         match message:
             case Delta(text=text):

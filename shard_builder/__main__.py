@@ -32,7 +32,7 @@ def main() -> int:
     outcome: BuildDone | BuildFailed
     try:
         manifest = build(
-            Path(request.model),
+            request.model,
             Path(request.output),
             stages=request.stages,
             cuts=request.cuts,
@@ -41,6 +41,8 @@ def main() -> int:
             progress=_write,
             cancelled=stop.is_set,
             work_folder=Path(request.work_folder) if request.work_folder else None,
+            weights=request.weights,
+            target_device=request.target_device,
         )
         outcome = BuildDone(output=request.output, manifest=manifest)
     except PacelineError as error:

@@ -20,6 +20,7 @@ from shard_builder.shapes import Dimension, probe
 from shard_builder.sources import Source
 from shard_builder.stage_plan import StagePlan, plan_stage
 from shard_builder.surgery import head_entry
+from shard_builder.tokenizer_files import check_vocabulary
 from shard_builder.weights import RunLayout, find_runs
 
 
@@ -66,6 +67,7 @@ def analyse(core: ov.Core, source: Source) -> Analysis:
     layers = find_layers(opened.graph, token_input, logits)
     hidden_size = _hidden_size(opened, layers)
     vocabulary_size = _static_last_dimension(opened, logits, "logits")
+    check_vocabulary(source.tokenizer_folder, vocabulary_size, source.folder)
     elements = []
     for group in layers.states:
         patterns = [cache_pattern(opened, state) for state in group]

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import openvino as ov
 
-from fleet.build_messages import BuildProgress, CheckLevel
+from fleet.build_messages import BuildProgress, CheckLevel, TargetDevice, WeightChoice
 from fleet.errors import ModelError
 from fleet.manifest import (
     MANIFEST_NAME,
@@ -31,12 +31,13 @@ from shard_builder.chain import hidden_bytes
 from shard_builder.fusion_rules import check_fusion
 from shard_builder.layers import describe_entangled
 from shard_builder.manifest_parts import describe_model, model_id
+from shard_builder.model_files import MODEL_WEIGHTS
 from shard_builder.opened_model import cache_pattern, open_model, plain_reason
 from shard_builder.reference import reference_bytes
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_entry, name_constants, write_graph
 from shard_builder.source_watch import unchanged
-from shard_builder.sources import MODEL_WEIGHTS, open_source
+from shard_builder.sources import open_source
 from shard_builder.stage_plan import StagePlan
 from shard_builder.surgery import StageSurgeon
 from shard_builder.verification import SOURCE_NAME, SourceRecord
@@ -46,7 +47,7 @@ SPARE_DISK_BYTES = 64 << 20
 
 
 def build(
-    model: Path,
+    model: str | Path,
     output: Path,
     *,
     stages: int | None = None,
@@ -56,11 +57,14 @@ def build(
     progress: Callable[[BuildProgress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     work_folder: Path | None = None,
+    weights: WeightChoice | None = None,
+    target_device: TargetDevice | None = None,
 ) -> Manifest:
     """Cuts a model into shards and checks them against the whole model.
 
     Args:
-        model: an OpenVINO IR folder with its tokenizer, or a GGUF file.
+        model: an OpenVINO IR folder with its tokenizer, a GGUF file, a Hugging Face checkpoint folder, or an id on the
+            Hugging Face hub, ``organisation/name`` or ``organisation/name@revision``; a path that exists comes first.
         output: the shard folder to make; it must not exist, or be an empty folder or an earlier shard folder, which is
             replaced once the new one is complete.
         stages: how many stages of about the same number of layers.
@@ -69,8 +73,11 @@ def build(
         check: ``sample`` runs only a part of the cases, to bound the time; ``none`` leaves the check to a later
             ``verify``, and with it what only running the shards can find out.
         progress: hears how far the build is.
-        cancelled: asked with every report of progress, and while a GGUF file is converted; True stops the build.
+        cancelled: asked with every report of progress, and while a model is converted; True stops the build.
         work_folder: where converted models are kept; the place in the data folder by default.
+        weights: the format to store the weights in; by default the one suggested for ``target_device``, and without
+            one the model's own (f16 for a checkpoint).
+        target_device: the kind of device that the weights' format is to suit.
 
     Raises:
         ModelError: the model cannot be read or cut, the cut does not fit the model, the disk is full, or the shards
@@ -80,7 +87,7 @@ def build(
     reporter = Reporter(progress, cancelled)
     _check_output(output)
     reporter.report("convert", 0.0)
-    source = open_source(model, work_folder, reporter.cancelled)
+    source = open_source(model, work_folder, reporter, weights=weights, target_device=target_device)
     reporter.report("analyse", 0.0)
     core = ov.Core()
     analysis = analyse(core, source)
@@ -92,7 +99,7 @@ def build(
     try:
         with unchanged([source.graph, source.folder / MODEL_WEIGHTS]):
             manifest = _Builder(core, analysis, cut, kv_precision, check, scratch, reporter).build()
-        record = SourceRecord(str(model.resolve()))
+        record = SourceRecord(source.origin, source.weights)
         (scratch / SOURCE_NAME).write_bytes(msgspec.json.encode(record))
         (scratch / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
         reporter.check()

@@ -1,28 +1,30 @@
-"""Turns a GGUF file into OpenVINO IR: ``python -m shard_builder.convert_gguf FILE``.
+"""Turns a GGUF file into OpenVINO IR: ``python -m shard_builder.convert_gguf FILE [tokenizer]``.
 
-OpenVINO GenAI's reader writes the IR and the tokenizer beside the file that it is given. It runs in a process of its
-own, because it holds the whole model in memory more than once and a damaged file may end the process.
+OpenVINO GenAI's reader writes the IR and the tokenizer beside the file that it is given; with ``tokenizer`` that alone,
+which it can make of models whose graph it does not know.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import openvino_genai
 
+from shard_builder.child_work import Tell, do_child_work
 
-def main() -> int:
-    """Converts the file; the reason of a failure goes to standard error."""
-    path = sys.argv[1]
-    try:
+
+def convert_gguf(arguments: Sequence[str], tell: Tell) -> str:
+    """The work of this process; it comes to nothing but the files."""
+    path = arguments[0]
+    if len(arguments) > 1:
+        openvino_genai.Tokenizer(path, enable_save_ov_model=True)
+    else:
         openvino_genai.LLMPipeline(
             path, "CPU", enable_save_ov_model=True, INFERENCE_PRECISION_HINT="f32", INFERENCE_NUM_THREADS=2
         )
-    except Exception as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+    return ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(do_child_work(convert_gguf))

@@ -40,7 +40,7 @@ def describe(source: Source) -> Description:
     architecture = str(config.get("model_type") or inner.get("model_type") or "")
     context = next((value for key in _CONTEXT_KEYS for value in (config.get(key), inner.get(key)) if value), 0)
     stops = _whole_numbers(generation.get("eos_token_id")) or _whole_numbers(config.get("eos_token_id"))
-    stops += _whole_numbers(_tokenizer_value(source.folder / "openvino_tokenizer.xml", "eos_token_id"))
+    stops += _whole_numbers(_tokenizer_value(source.tokenizer_graph, "eos_token_id"))
     if source.gguf is not None:
         architecture = architecture or source.gguf.architecture
         context = context or source.gguf.number("context_length")

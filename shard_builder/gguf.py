@@ -27,14 +27,20 @@ _BLOCKS = {
     23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2),
 }  # fmt: skip
 """Per tensor type of ggml: elements in a block, bytes of a block."""
+_FLOATING = {0, 1, 30}
+"""f32, f16 and bf16."""
 
 
 @dataclass(frozen=True)
 class GgufHead:
-    """The metadata by key, and the bytes that the file must have at least."""
+    """The metadata by key, the bytes that the file must have at least, and what its tensors are."""
 
     metadata: dict[str, Any]
     needed_bytes: int
+    elements: int
+    """Numbers in all tensors together."""
+    is_quantised: bool
+    """Whether a tensor is of another type than f32, f16 and bf16."""
 
     @property
     def architecture(self) -> str:
@@ -98,16 +104,21 @@ class _Reader:
             key = self._text()
             metadata[key] = self._value(self._scalar("<I"))
         end = 0
+        total = 0
+        kinds = set()
         for _ in range(tensors):
             self._text()
             elements = prod(self._scalar("<Q") for _ in range(self._scalar("<I")))
-            block, block_bytes = _BLOCKS[self._scalar("<I")]
+            total += elements
+            kind = self._scalar("<I")
+            kinds.add(kind)
+            block, block_bytes = _BLOCKS[kind]
             end = max(end, self._scalar("<Q") + -(-elements // block) * block_bytes)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment <= 0:
             raise ValueError("no alignment")
         start = -(-self._at // alignment) * alignment
-        return GgufHead(metadata, start + end)
+        return GgufHead(metadata, start + end, total, not kinds <= _FLOATING)
 
     def _take(self, size: int) -> bytes:
         if size > MAX_TEXT_BYTES or self._at + size > len(self._content):

@@ -27,6 +27,7 @@ from fleet.manifest import (
 )
 from shard_builder.analysis import analyse
 from shard_builder.manifest_parts import KV_BYTES, describe_model
+from shard_builder.reporting import Reporter
 from shard_builder.sources import open_source
 from shard_builder.weights import describe_run
 
@@ -111,7 +112,7 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 def inspect(
-    path: Path,
+    path: str | Path,
     *,
     kv_precision: KvPrecision | None = None,
     cancelled: Callable[[], bool] | None = None,
@@ -130,12 +131,12 @@ def inspect(
         CancelledError: ``cancelled`` said so.
     """
     try:
-        cut = (path / MANIFEST_NAME).is_file()
+        cut = (Path(path) / MANIFEST_NAME).is_file()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
     if cut:
-        return inspect_manifest(load_manifest(path), kv_precision)
-    source = open_source(path, work_folder, cancelled or (lambda: False))
+        return inspect_manifest(load_manifest(Path(path)), kv_precision)
+    source = open_source(path, work_folder, Reporter(None, cancelled))
     analysis = analyse(ov.Core(), source)
     # Without hashes, for which all weights would have to be read.
     runs = [describe_run(layout, "", len(analysis.layers.entries)) for layout in analysis.runs]

@@ -13,6 +13,7 @@ from shard_builder.weight_formats import weight_formats
 
 KV_BYTES: dict[KvPrecision, int] = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}
 """Bytes of one number of the KV cache."""
+NO_CHAT_TEMPLATE = "The model has no chat template: it completes plain texts, and an API client's chats are refused."
 
 
 def describe_layers(analysis: Analysis, kv_precision: KvPrecision) -> tuple[Layer, ...]:
@@ -42,6 +43,7 @@ def describe_model(
     stages: tuple[Stage, ...] = (),
 ) -> Manifest:
     """The manifest as it is before any check; without ``stages`` that of a model which is not yet cut."""
+    has_template = analysis.source.has_chat_template
     return Manifest(
         manifest_version=1,
         model_id=identity,
@@ -56,7 +58,8 @@ def describe_model(
         stages=stages,
         tokenizer=tokenizer,
         stop_token_ids=analysis.description.stop_token_ids,
-        notes=analysis.opened.notes,
+        has_chat_template=has_template,
+        notes=(*analysis.opened.notes, *(() if has_template else (NO_CHAT_TEMPLATE,))),
         sliding_window=analysis.description.sliding_window,
         weight_formats=weight_formats(analysis.runs, analysis.opened.operations),
     )

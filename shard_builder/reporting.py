@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from fleet.build_messages import BuildPhase, BuildProgress
 from fleet.errors import CancelledError
+from shard_builder.child_work import WorkProgress
 
 _PHASES: dict[BuildPhase, tuple[float, float]] = {
-    "convert": (0.0, 0.3),
+    "download": (0.0, 0.1),
+    "convert": (0.1, 0.2),
+    "compress": (0.2, 0.3),
     "analyse": (0.3, 0.35),
     "write": (0.35, 0.6),
     "verify": (0.6, 1.0),
 }
+
+
+SETTLED_S = 0.5
+"""How long a phase must have run before its rate means something."""
 
 
 class Reporter:
@@ -21,6 +29,8 @@ class Reporter:
     def __init__(self, progress: Callable[[BuildProgress], None] | None, cancelled: Callable[[], bool] | None) -> None:
         self._progress = progress or (lambda _: None)
         self.cancelled = cancelled or (lambda: False)
+        self._began: tuple[BuildPhase, float, int] | None = None
+        self._fraction = 0.0
 
     def check(self) -> None:
         """Ends the build where the caller wants that.
@@ -39,8 +49,38 @@ class Reporter:
         """
         self.check()
         start, end = _PHASES[phase]
-        fraction = start + (end - start) * min(share, 1.0)
-        self._progress(BuildProgress(phase=phase, fraction=fraction, bytes_done=bytes_done, bytes_total=bytes_total))
+        # A model that is downloaded or compressed goes through phases that others skip.
+        fraction = self._fraction = max(self._fraction, start + (end - start) * min(share, 1.0))
+        self._progress(
+            BuildProgress(
+                phase=phase,
+                fraction=fraction,
+                bytes_done=bytes_done,
+                bytes_total=bytes_total,
+                bytes_per_second=self._rate(phase, bytes_done),
+            )
+        )
+
+    def _rate(self, phase: BuildPhase, bytes_done: int) -> float:
+        """Bytes per second since the first report of the phase; some of a download may have been there before."""
+        now_s = time.monotonic()
+        if self._began is None or self._began[0] != phase:
+            self._began = phase, now_s, bytes_done
+        _, start_s, start_bytes = self._began
+        return (bytes_done - start_bytes) / (now_s - start_s) if now_s > start_s + SETTLED_S else 0.0
+
+    def remark(self, phase: BuildPhase, sentence: str) -> None:
+        """Tells the person something at the beginning of a phase.
+
+        Raises:
+            CancelledError: the caller wants the build to end.
+        """
+        self.check()
+        self._progress(BuildProgress(phase=phase, fraction=self._fraction, remark=sentence))
+
+    def work(self, phase: BuildPhase) -> Callable[[WorkProgress], None]:
+        """What hears how far the work of a child process is, for one phase."""
+        return lambda progress: self.report(phase, progress.share, progress.bytes_done, progress.bytes_total)
 
     def finish(self) -> None:
         """Reports that the build is complete, which nothing can undo any more."""

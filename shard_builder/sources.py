@@ -1,52 +1,46 @@
-"""The ways in: an OpenVINO IR folder as it is, and a GGUF file by way of a converted IR that is kept for next time."""
+"""The ways in: whatever the model is given as, an OpenVINO IR with its tokenizer comes out."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import openvino_genai
-
-from fleet.data_dir import default_data_dir
-from fleet.errors import CancelledError, ModelError
+from fleet.build_messages import TargetDevice, WeightChoice
+from fleet.errors import ModelError
+from shard_builder.checkpoint_source import export_checkpoint, read_checkpoint
 from shard_builder.gguf import GgufHead, is_gguf, read_head
+from shard_builder.gguf_source import convert_gguf_file
+from shard_builder.hub import fetch, parse_hub_id
+from shard_builder.kept_models import default_work_folder
+from shard_builder.model_files import (
+    CONFIGURATION,
+    MODEL_GRAPH,
+    MODEL_WEIGHTS,
+    TOKENIZER_FILES,
+    companions,
+    list_files,
+)
+from shard_builder.reporting import Reporter
+from shard_builder.tokenizer_files import find_tokenizer, has_chat_template
+from shard_builder.weight_compression import compress_ir
 
-MODEL_GRAPH = "openvino_model.xml"
-MODEL_WEIGHTS = "openvino_model.bin"
-TOKENIZER_FILES = (
-    "openvino_tokenizer.xml",
-    "openvino_tokenizer.bin",
-    "openvino_detokenizer.xml",
-    "openvino_detokenizer.bin",
-)
-COMPANION_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "LICENSE",
-    "LICENSE.txt",
-    "LICENSE.md",
-)
-"""Taken along where the model has them."""
-MAX_CONVERSION_MEMORY_FACTOR = 3
-"""OpenVINO GenAI's reader took up to three times the GGUF file's bytes."""
+FORMS = "an OpenVINO IR folder, a GGUF file, a Hugging Face checkpoint folder, or an id on the hub (organisation/name)"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A model as IR. ``gguf`` is the head of the file it came from, if it came from one."""
+    """A model as IR.
+
+    ``gguf`` is the head of the file it came from, if it came from one. ``origin`` and ``weights`` are what leads to the
+    same IR again: a path or an id with its commit, and the format that was chosen.
+    """
 
     folder: Path
     name: str
+    tokenizer_folder: Path
+    origin: str
     gguf: GgufHead | None = None
+    weights: WeightChoice | None = None
 
     @property
     def graph(self) -> Path:
@@ -54,128 +48,99 @@ class Source:
         return self.folder / MODEL_GRAPH
 
     @property
+    def tokenizer_graph(self) -> Path:
+        """The tokenizer's graph file."""
+        return self.tokenizer_folder / TOKENIZER_FILES[0]
+
+    @property
     def companions(self) -> list[Path]:
         """Tokenizer, configuration and licence files that the model has."""
-        return [self.folder / name for name in (*TOKENIZER_FILES, *COMPANION_FILES) if (self.folder / name).is_file()]
+        tokenizer = [self.tokenizer_folder / name for name in TOKENIZER_FILES]
+        own = companions(self.folder)
+        names = {path.name for path in own}
+        made = [path for path in companions(self.tokenizer_folder) if path.name not in names]
+        return [*(path for path in tokenizer if path.is_file()), *own, *made]
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model brings a chat template."""
+        return has_chat_template(self.folder, self.tokenizer_folder)
 
 
-def default_work_folder() -> Path:
-    """Where converted models are kept."""
-    return default_data_dir() / "converted-models"
+def open_source(
+    model: str | Path,
+    work_folder: Path | None = None,
+    reporter: Reporter | None = None,
+    *,
+    weights: WeightChoice | None = None,
+    target_device: TargetDevice | None = None,
+) -> Source:
+    """The model as IR, downloaded, converted and compressed first if need be; what was made is kept for next time.
 
-
-def open_source(model: Path, work_folder: Path | None, cancelled: Callable[[], bool]) -> Source:
-    """The model as IR, converted first if need be.
+    Args:
+        model: a path that exists, else an id on the Hugging Face hub.
+        work_folder: where converted models are kept; the place in the data folder by default.
+        reporter: hears how far it is, and says when to stop.
+        weights: the format to store the weights in; by default the one suggested for ``target_device``, and without
+            one the model's own.
 
     Raises:
-        ModelError: there is no such model, or it is not one that can be read.
-        CancelledError: ``cancelled`` said so during a conversion.
+        ModelError: there is no such model, or it is not one that can be read or converted here.
+        CancelledError: the caller wants the build to end.
     """
+    work = work_folder or default_work_folder()
+    reporter = reporter or Reporter(None, None)
+    path = Path(model)
     try:
-        if model.is_dir():
-            return _ir_source(model)
-        if model.is_file() and model.name == MODEL_GRAPH:
-            return _ir_source(model.parent)
-        exists = model.exists()
+        exists = path.exists()
     except OSError as error:
         raise ModelError(f"{model} cannot be read: {error.strerror}.") from None
+    name, origin = path.resolve().name, str(path.resolve())
     if not exists:
-        raise ModelError(f"There is no model at {model}: give an OpenVINO IR folder or a GGUF file.")
-    if not is_gguf(model):
-        raise ModelError(f"{model} is not a model: give an OpenVINO IR folder or a GGUF file.")
-    return _gguf_source(model, work_folder or default_work_folder(), cancelled)
-
-
-def _ir_source(folder: Path) -> Source:
-    try:
-        present = {path.name for path in folder.iterdir()}
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be read: {error.strerror}.") from None
-    if MODEL_GRAPH not in present:
-        other = sorted(name for name in present if name.startswith("openvino_") and name.endswith("_model.xml"))
-        hint = f"; its {other[0]} belongs to a model of another kind" if other else ""
-        raise ModelError(f"{folder} is not an OpenVINO language model: it has no {MODEL_GRAPH}{hint}.")
-    for name in (MODEL_WEIGHTS, *TOKENIZER_FILES):
-        if name not in present:
-            raise ModelError(f"{folder} is not complete: {name} is missing. Export the model with its tokenizer again.")
-    return Source(folder, folder.resolve().name)
-
-
-def _gguf_source(file: Path, work_folder: Path, cancelled: Callable[[], bool]) -> Source:
-    head = read_head(file)
-    converted = work_folder / _conversion_key(file)
-    if not converted.is_dir():
-        _convert(file, converted, cancelled)
-    return Source(converted, file.stem, head)
-
-
-def _conversion_key(file: Path) -> str:
-    """Changes with the file's place, length and time, and with the reader's version."""
-    status = file.stat()
-    text = f"{file.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{openvino_genai.__version__}"
-    return f"{file.stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _convert(file: Path, destination: Path, cancelled: Callable[[], bool]) -> None:
-    size = file.stat().st_size
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(destination.parent).free
-        if free < 2 * size:
+        hub_model = parse_hub_id(str(model))
+        if hub_model is None:
+            raise ModelError(f"There is no model at {model}: give {FORMS}.")
+        fetched = fetch(hub_model, reporter.work("download"), reporter.cancelled)
+        path = Path(fetched.folder)
+        name, origin = hub_model.repository.split("/")[1], f"{hub_model.repository}@{fetched.commit}"
+    head = None
+    if path.is_file() and path.name != MODEL_GRAPH:
+        if not is_gguf(path):
+            raise ModelError(f"{path} is not a model: give {FORMS}.")
+        head = read_head(path)
+        name = path.stem
+        if weights is not None and head.is_quantised:
             raise ModelError(
-                f"Converting {file.name} needs about {2 * size:,} bytes on the disk of {destination.parent}, "
-                f"which has {free:,} free."
+                f"The weights in {path} are quantised already, and compressing them again would lose more than it "
+                "saves: leave the weight format out, or give the model in f16."
             )
-        scratch = Path(tempfile.mkdtemp(prefix=".converting-", dir=destination.parent))
-    except OSError as error:
-        raise ModelError(f"{destination.parent} cannot be written: {error.strerror}.") from None
-    try:
-        link = scratch / "model.gguf"
-        _link(file, link)
-        _run_conversion(link, file, cancelled)
-        link.unlink()
-        for name in (MODEL_GRAPH, MODEL_WEIGHTS, *TOKENIZER_FILES):
-            if not (scratch / name).is_file():
-                raise ModelError(f"OpenVINO GenAI's GGUF reader made no {name} of {file}; it does not know this model.")
-        try:
-            scratch.rename(destination)
-        except OSError:
-            if not destination.is_dir():  # else another build converted the same file meanwhile
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        folder = convert_gguf_file(path, head, work, reporter)
+    else:
+        folder = path if path.is_dir() else path.parent
+        name = name if path.is_dir() else folder.resolve().name
+        names = list_files(folder)
+        if MODEL_GRAPH not in names and CONFIGURATION in names and not _other_graphs(names):
+            folder = export_checkpoint(read_checkpoint(folder, names), name, work, reporter)
+    names = list_files(folder)
+    _check_ir(folder, names)
+    tokenizer = find_tokenizer(folder, names, work, reporter)
+    compressed, choice = compress_ir(folder, name, weights, target_device, work, reporter)
+    tokenizer = compressed if tokenizer == folder else tokenizer
+    return Source(compressed, name, tokenizer, origin, head, choice)
 
 
-def _link(file: Path, link: Path) -> None:
-    """A symbolic link; on Windows without the right to make one a hard link, and on another drive a copy."""
-    target = file.resolve()
-    try:
-        link.symlink_to(target)
-    except OSError:
-        try:
-            os.link(target, link)
-        except OSError:
-            shutil.copyfile(target, link)
+def _other_graphs(names: set[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith("openvino_") and name.endswith("_model.xml"))
 
 
-def _run_conversion(link: Path, file: Path, cancelled: Callable[[], bool]) -> None:
-    command = [sys.executable, "-m", "shard_builder.convert_gguf", str(link)]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            while True:
-                try:
-                    code = process.wait(timeout=0.1)
-                    break
-                except subprocess.TimeoutExpired:
-                    if cancelled():
-                        raise CancelledError("The build was stopped; nothing was written.") from None
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        if code:
-            log.seek(0)
-            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-            reason = lines[-1].rstrip(".")[:300] if lines else f"it ended with code {code}"
-            raise ModelError(f"OpenVINO GenAI's GGUF reader cannot convert {file}: {reason}.")
+def _check_ir(folder: Path, names: set[str]) -> None:
+    other = _other_graphs(names)
+    if MODEL_GRAPH not in names and other:
+        raise ModelError(
+            f"{folder} is not an OpenVINO language model: it has no {MODEL_GRAPH}; its {other[0]} belongs to a model "
+            "of another kind."
+        )
+    if MODEL_GRAPH not in names:
+        raise ModelError(f"{folder} is not a model: it has no {MODEL_GRAPH} and no {CONFIGURATION}; give {FORMS}.")
+    if MODEL_WEIGHTS not in names:
+        raise ModelError(f"{folder} is not complete: {MODEL_WEIGHTS} is missing. Export the model again.")

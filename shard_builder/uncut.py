@@ -20,7 +20,7 @@ def describe_uncut(model: Path, kv_precision: KvPrecision = "f16", work_folder: 
     Raises:
         ModelError: it is not a model that can be cut; the text says why.
     """
-    source = open_source(model, work_folder, lambda: False)
+    source = open_source(model, work_folder)
     analysis = analyse(ov.Core(), source)
     layer_count = len(analysis.layers.entries)
     runs = {

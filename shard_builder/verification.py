@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import openvino as ov
 
-from fleet.build_messages import BuildProgress
+from fleet.build_messages import BuildProgress, WeightChoice
 from fleet.errors import ModelError
 from fleet.manifest import (
     MANIFEST_NAME,
@@ -28,6 +28,7 @@ from shard_builder.cases import checked_model, choose_sequences, step_count, who
 from shard_builder.chain import run_chain
 from shard_builder.findings import WRONG_LOGITS, explain, record
 from shard_builder.fusion_rules import check_fusion
+from shard_builder.hub import parse_hub_id
 from shard_builder.inspection import FusedAttention
 from shard_builder.manifest_parts import model_id
 from shard_builder.opened_model import open_model
@@ -43,9 +44,11 @@ SOURCE_NAME = "source.json"
 
 
 class SourceRecord(msgspec.Struct, frozen=True):
-    """Where the model lay that a shard folder was made of, for a later check on the same PC."""
+    """What a shard folder was made of, for a later check: a path, or an id on the hub with its commit."""
 
     model: str
+    weights: WeightChoice | None = None
+    """The format that its weights were brought into."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -227,8 +230,9 @@ def _reference(
                 tick()
             return _fitting(stored, head)
     stores = given is not None and (not given.exists() or (given.is_dir() and not any(given.iterdir())))
-    model = given if given is not None and not stores else _recorded_source(folder)
-    source = open_source(model, work_folder, reporter.cancelled)
+    record = _recorded_source(folder) if given is None or stores else SourceRecord(str(given))
+    model = record.model
+    source = open_source(model, work_folder, reporter, weights=record.weights)
     analysis = analyse(core, source)
     if _id_of(analysis, reporter) != head.model_id:
         raise ModelError(f"{model} is not the model that {folder} was cut from; name the right one with --reference.")
@@ -259,18 +263,18 @@ def _fitting(stored: Reference, head: ReferenceHead) -> Reference:
     return stored.restricted_to(head)
 
 
-def _recorded_source(folder: Path) -> Path:
+def _recorded_source(folder: Path) -> SourceRecord:
     missing = ModelError(
         f"The whole model that {folder} was cut from is not on this PC any more; name it, or a folder with its stored "
         "logits, with --reference."
     )
     try:
-        model = Path(msgspec.json.decode((folder / SOURCE_NAME).read_bytes(), type=SourceRecord).model)
+        record = msgspec.json.decode((folder / SOURCE_NAME).read_bytes(), type=SourceRecord)
     except (OSError, msgspec.MsgspecError):
         raise missing from None
-    if not model.exists():
+    if not Path(record.model).exists() and parse_hub_id(record.model) is None:
         raise missing
-    return model
+    return record
 
 
 def _id_of(analysis: Analysis, reporter: Reporter) -> str:

@@ -48,6 +48,7 @@ class ChatFlow(QObject):
             messages=self._page.conversation.messages(self._page.options.system_prompt()),
             sampling=self._page.options.sampling(),
             max_tokens=self._page.options.max_tokens(),
+            plain_without_template=True,
         )
         self._running = self._tasks.start(self._answer(deployment.id, request, turn), "answer")
 

@@ -45,9 +45,17 @@ class BuildStrip(Card):
             return
         self._bar.setValue(round(progress.fraction * _STEPS))
         text = phase_text(progress.phase)
+        if progress.remark:
+            self._text.setToolTip(progress.remark)
         if progress.bytes_total:
             text = self.tr("{phase}: {done} of {total}").format(
                 phase=text, done=words.size(progress.bytes_done), total=words.size(progress.bytes_total)
+            )
+        if progress.seconds_left is not None:
+            text = self.tr("{progress}, {rate}, {time} left").format(
+                progress=text,
+                rate=words.rate(progress.bytes_per_second),
+                time=words.duration(progress.seconds_left),
             )
         self._text.setText(text)
 
@@ -58,7 +66,9 @@ class BuildStrip(Card):
 def phase_text(phase: BuildPhase) -> str:
     translate = QCoreApplication.translate
     texts: dict[BuildPhase, str] = {
+        "download": translate("BuildStrip", "Downloading the model"),
         "convert": translate("BuildStrip", "Converting the model"),
+        "compress": translate("BuildStrip", "Compressing the weights"),
         "analyse": translate("BuildStrip", "Finding the layers"),
         "write": translate("BuildStrip", "Writing the shards"),
         "verify": translate("BuildStrip", "Checking the shards against the whole model"),

@@ -68,6 +68,10 @@ def prompt_tokens(generate: Generate, model: ServedModel, tokenizer: ModelTokeni
     assert generate.messages is not None
     if not generate.messages:
         raise RequestRefused("bad_request", "The chat has no messages.")
+    if generate.plain_without_template and not tokenizer.has_chat_template:
+        # Such a model goes on with a text; all that was said is the text.
+        text = "\n\n".join(message.content for message in generate.messages)
+        return tokenizer.encode(text, add_special_tokens=True)
     try:
         text = tokenizer.render_chat(generate.messages)
     except TemplateError as error:

@@ -85,7 +85,9 @@ class ModelTokenizer:
             TemplateError: the template refuses them, in its own words.
         """
         if not self.has_chat_template:
-            raise TemplateError("This model has no chat template; send a plain prompt instead of a chat.")
+            raise TemplateError(
+                "This model has no chat template; send a plain prompt (POST /v1/completions) instead of a chat."
+            )
         return self._render(messages)
 
     def decode(self, tokens: Sequence[int]) -> str:

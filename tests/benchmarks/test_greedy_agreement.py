@@ -16,7 +16,7 @@ TOKENS = 40
 def whole_model(smollm2_gguf: Path, converted_models: Path) -> Path:
     from shard_builder.sources import open_source
 
-    return open_source(smollm2_gguf, converted_models, lambda: False).folder
+    return open_source(smollm2_gguf, converted_models).folder
 
 
 def test_two_stages_say_what_the_whole_model_says(whole_model: Path, smollm2_two_stages: Path) -> None:

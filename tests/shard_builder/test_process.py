@@ -78,8 +78,11 @@ def test_closing_the_pipe_cancels(smollm2_gguf: Path, tmp_path: Path) -> None:
     ask(process, msgspec.json.encode(request))
     assert process.stdin is not None
     assert process.stdout is not None
-    first = msgspec.json.decode(process.stdout.readline(), type=BuilderLine)
-    assert isinstance(first, BuildProgress)
+    remark = ""
+    while not remark:  # what the conversion will need, told right before it begins
+        line = msgspec.json.decode(process.stdout.readline(), type=BuilderLine)
+        assert isinstance(line, BuildProgress)
+        remark = line.remark
     process.stdin.close()
     *_, failed = read_lines(process)
     assert isinstance(failed, BuildFailed)

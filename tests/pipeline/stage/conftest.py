@@ -12,4 +12,4 @@ def smollm2_ir(smollm2_gguf: Path, converted_models: Path) -> Path:
     """The folder of the whole small model, as the builder converts it before the cut."""
     from shard_builder.sources import open_source
 
-    return open_source(smollm2_gguf, converted_models, lambda: False).folder
+    return open_source(smollm2_gguf, converted_models).folder
