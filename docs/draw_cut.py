@@ -134,7 +134,7 @@ def facts(analysis: Analysis, layer: int) -> CutFacts:
 def main() -> None:
     """Analyse the model and write the drawing."""
     model = Path(sys.argv[1]) if len(sys.argv) > 1 else bundled_model()
-    analysis = analyse(ov.Core(), open_source(model, None, lambda: False))
+    analysis = analyse(ov.Core(), open_source(model, None))
     layer = int(sys.argv[2]) if len(sys.argv) > 2 else len(analysis.layers.entries) // 2
     if not 0 < layer < len(analysis.layers.entries) - 1:
         sys.exit(f"The model has {len(analysis.layers.entries)} layers; name one between the first and the last.")
