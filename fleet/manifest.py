@@ -98,6 +98,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_elements_per_token: Count
     kv_bytes_per_token: Bytes
     """At the manifest's own ``kv_precision``."""
+    borrowed_caches: tuple[Count, ...] = ()
+    """Earlier layers whose caches it reads too; a stage that begins behind one of them holds a copy of its cache."""
     weight_formats: tuple[WeightFormat, ...] = ()
 
 

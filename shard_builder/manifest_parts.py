@@ -26,6 +26,7 @@ def describe_layers(analysis: Analysis, kv_precision: KvPrecision) -> tuple[Laye
             bytes=size,
             kv_elements_per_token=elements,
             kv_bytes_per_token=elements * KV_BYTES[kv_precision],
+            borrowed_caches=analysis.parts.borrowed[index],
             weight_formats=weight_formats(
                 (run for run in analysis.runs if run.kind(count) == ("layer", index)), analysis.opened.operations
             ),

@@ -79,11 +79,13 @@ class Parts:
     Parts are -1 the embedding, k layer k, ``len(entries)`` the head. A part's own nodes and those that it shares with
     others (masks, positions, a tied embedding) are in it; what it needs only for a shape is not, because a stage
     rebuilds that. ``anchored`` are nodes that are computed beside the residual stream by large constants, each with the
-    only part that needs it, or the embedding where several do.
+    only part that needs it, or the embedding where several do. ``borrowed`` are, per layer, the other layers whose
+    states it reads.
     """
 
     readers: dict[int, frozenset[int]]
     anchored: dict[int, int]
+    borrowed: tuple[tuple[int, ...], ...]
 
 
 def find_parts(layers: LayerMap, exit_node: int) -> Parts:
@@ -96,10 +98,14 @@ def find_parts(layers: LayerMap, exit_node: int) -> Parts:
     count = len(layers.entries)
     readers: dict[int, set[int]] = {}
     strays: dict[int, set[int]] = {}
+    owners = {state.read: layer for layer, group in enumerate(layers.states) for state in group}
+    borrowed = []
     for part in range(EMBEDDING_PART, count + 1):
         need = _part_need(layers, part, exit_node)
         for number in need.nodes:
             readers.setdefault(number, set()).add(part)
+        if 0 <= part < count:
+            borrowed.append(tuple(sorted({owners[number] for number in need.nodes & owners.keys()} - {part})))
         for number in need.strays - layers.stateful:
             strays.setdefault(number, set()).add(part)
     heavy = _heavy(layers) if strays else frozenset()
@@ -112,7 +118,7 @@ def find_parts(layers: LayerMap, exit_node: int) -> Parts:
         belongs_to = {anchored[number]} if number in heavy else everyone
         for source in _constant_side(layers, number):
             readers.setdefault(source, set()).update(belongs_to)
-    return Parts({number: frozenset(who) for number, who in readers.items()}, anchored)
+    return Parts({number: frozenset(who) for number, who in readers.items()}, anchored, tuple(borrowed))
 
 
 def _part_need(layers: LayerMap, part: int, exit_node: int) -> Need:

@@ -237,7 +237,7 @@ def _reference(
     if _id_of(analysis, reporter) != head.model_id:
         raise ModelError(f"{model} is not the model that {folder} was cut from; name the right one with --reference.")
     destination = given if given is not None and stores else scratch
-    return make_reference(core, whole_model(core, analysis), head, destination, tick)
+    return make_reference(core, whole_model(core, analysis, load_manifest(folder).cuts), head, destination, tick)
 
 
 def _fitting(stored: Reference, head: ReferenceHead) -> Reference:

@@ -1,19 +1,21 @@
 """The whole model that the shards are compared with.
 
-A model whose caches lack the Gather by beam_idx, or a value to start from, gets them here as its shards do: without
-them it does not run, or computes attention in another order, so that nothing could be compared to the bit. How far that
-model is from the untouched one is measured apart.
+A model whose caches lack the Gather by beam_idx, or a value to start from, gets them here as its shards do, and so it
+does with copies of caches that several stages read: without them it does not run, or computes attention in another
+order, so that nothing could be compared to the bit. How far that model is from the untouched one is measured apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 
 from fleet.errors import ModelError
-from shard_builder.analysis import Analysis
+from shard_builder.analysis import Analysis, plan_cut
+from shard_builder.cache_copies import copy_caches
 from shard_builder.opened_model import cache_pattern, open_model
 from shard_builder.reference import Reference, exact_properties, input_ports, run_sequence
 from shard_builder.stage_plan import plan_stage
@@ -31,17 +33,29 @@ def has_incomplete_caches(analysis: Analysis) -> bool:
     return False
 
 
-def whole_model(core: ov.Core, analysis: Analysis) -> ov.Model:
-    """The model as one piece, with its KV caches made complete.
+def has_copied_caches(analysis: Analysis, cuts: Sequence[int]) -> bool:
+    """Whether a stage of these cuts reads the cache of an earlier one."""
+    return any(
+        owner < cut <= layer for layer, owners in enumerate(analysis.parts.borrowed) for owner in owners for cut in cuts
+    )
+
+
+def whole_model(core: ov.Core, analysis: Analysis, cuts: Sequence[int]) -> ov.Model:
+    """The model as one piece, with its KV caches made complete, and copied as the stages of these cuts have them.
 
     Raises:
         ModelError: its file cannot be read any more.
     """
     opened = open_model(core, analysis.source.graph)
-    if not has_incomplete_caches(analysis):
-        return opened.model
-    plan = plan_stage(analysis.layers, 0, len(analysis.layers.entries))
-    return StageSurgeon(opened, analysis.layers, plan, {}, {}, analysis.hidden_size).operate("whole").model
+    model = opened.model
+    count = len(analysis.layers.entries)
+    if has_incomplete_caches(analysis):
+        plan = plan_stage(analysis.layers, 0, count)
+        surgeon = StageSurgeon(opened, analysis.layers, plan, {}, {}, analysis.hidden_size)
+        model = surgeon.operate("whole").model
+    if has_copied_caches(analysis, cuts):
+        model = copy_caches(model, opened, plan_cut(core, analysis, (0, *cuts, count)).stages)
+    return model
 
 
 def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference) -> float | None:

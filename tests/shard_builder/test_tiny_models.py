@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fleet.build_messages import BuildProgress
 from fleet.errors import CancelledError, ModelError
 from fleet.manifest import RUN_ALIGNMENT_BYTES, Manifest, load_manifest
-from shard_builder import build, inspect, verify
+from shard_builder import build, inspect, parts, verify
 from shard_builder.reference import exact_properties
 
 Writer = Callable[..., Path]
@@ -36,6 +36,8 @@ Writer = Callable[..., Path]
         {"tied": False},
         {"hidden_type": "f16"},
         {"per_layer_inputs": True},
+        {"shared_cache": True},
+        {"shared_cache": True, "per_layer_inputs": True, "gather": False},
         {"explicit_ports": True, "gather": False},
         {"explicit_ports": True, "per_layer_inputs": True},
         {"extra_input": "token_type_ids", "extra_input_is_read": True},
@@ -49,6 +51,25 @@ def test_shards_give_the_whole_models_logits(tiny_model: Writer, tmp_path: Path,
     assert manifest.verification.greedy_match == 1.0
     assert [(stage.fused_attention, stage.expected_attention) for stage in manifest.stages] == [(1, 1)] * 3
     assert load_manifest(tmp_path / "shards") == manifest
+
+
+def test_what_runs_beside_the_stream_crosses_with_it(
+    tiny_model: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "HEAVY_CONSTANT_BYTES", 512)
+    model = tiny_model(layers=4, shared_cache=True, per_layer_inputs=True)
+    manifest = build(model, tmp_path / "shards", cuts=[1, 2], kv_precision="f32")
+    assert manifest.verification is not None
+    assert manifest.verification.max_abs_diff == 0.0
+    for stage in manifest.stages[1:]:
+        # The stream, the token table's row that every layer scales, and the new key and value of the first layer.
+        assert [tensor.width for tensor in stage.cut_tensors] == [16, 16, 16, 16]
+        assert (stage.input_width, stage.cut_tensors[0].element_type) == (64, "f32")
+    assert [layer.borrowed_caches for layer in manifest.layers] == [(), (), (), (0,)]
+    assert any("keeps copies of them" in note for note in manifest.notes)
+    embedding = {run.sha256 for run in manifest.runs if -1 in run.parts and run.kind == "embedding"}
+    assert embedding
+    assert not embedding & {place.sha256 for stage in manifest.stages[1:] for place in stage.runs}
 
 
 def test_the_manifest_describes_the_model(tiny_model: Writer, tmp_path: Path) -> None:
