@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from rich.table import Table
 
-from fleet.manifest import Layer, Verification
+from fleet.manifest import FusionFault, Layer, PagedForm, Verification
 from paceline.command import print_json
 from paceline.table_words import (
     fact_grid,
@@ -38,7 +38,7 @@ def show_inspection(inspection: Inspection, as_json: bool, every_layer: bool = F
         console.print("Not cut yet.")
         return
     console.print(_stage_table(inspection))
-    for table in (_tensor_table(inspection), _fault_table(inspection), _case_table(inspection.verification)):
+    for table in (_tensor_table(inspection), _fault_table(_faults(inspection)), _case_table(inspection.verification)):
         if table.row_count:
             console.print(table)
     found = inspection.verification
@@ -58,7 +58,10 @@ def show_check(check: Check, as_json: bool) -> None:
     for stage in check.fused_attention:
         table.add_row(str(stage.stage), f"{stage.fused} of {stage.expected}")
     console.print(table)
-    console.print(_case_table(check))
+    for table in (_fault_table(enumerate(check.fusion_faults)), _case_table(check)):
+        if table.row_count:
+            console.print(table)
+    console.print(f"Paged: {_paged_words(check.paged)}")
     for note in check.notes:
         console.print(note)
     console.print(finding_words(check.max_abs_diff, check.greedy_match, check.device, check.kv_precision))
@@ -86,11 +89,10 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
     if inspection.stages:
         ways = " or ".join(_ROLLBACK_WORDS[kind] for kind in inspection.rollback)
         yield "rollback", f"rejected tokens are taken back {ways}" if ways else "no way was found to take tokens back"
-        yield "paged", _paged_words(inspection)
+        yield "paged", _paged_words(inspection.paged)
 
 
-def _paged_words(inspection: Inspection) -> str:
-    paged = inspection.paged
+def _paged_words(paged: PagedForm | None) -> str:
     if paged is None:
         return "not tried"
     if not paged.served:
@@ -148,11 +150,16 @@ def _tensor_table(inspection: Inspection) -> Table:
     return table
 
 
-def _fault_table(inspection: Inspection) -> Table:
-    table = plain_table("stage", "<rule of fusion", "<node that breaks it")
+def _faults(inspection: Inspection) -> Iterator[tuple[int, Sequence[FusionFault]]]:
     for stage in inspection.stages:
-        for fault in stage.fusion_faults:
-            table.add_row(str(stage.stage), f"{fault.rule}: {fault.reason}", fault.node)
+        yield stage.stage, stage.fusion_faults
+
+
+def _fault_table(faults: Iterable[tuple[int, Sequence[FusionFault]]]) -> Table:
+    table = plain_table("stage", "<rule of fusion", "<on", "<node that breaks it")
+    for stage, found in faults:
+        for fault in found:
+            table.add_row(str(stage), f"{fault.rule}: {fault.reason}", ", ".join(fault.plugins), fault.node)
     return table
 
 

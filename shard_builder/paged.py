@@ -27,7 +27,6 @@ from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation
 
 from fleet.errors import ModelError
-from shard_builder.opened_model import plain_reason
 from shard_builder.source_form import TOKEN_INPUT
 from shard_builder.surgery import HIDDEN_INPUT, SAMPLED_INPUT
 
@@ -75,7 +74,7 @@ def make_paged(model: ov.Model) -> None:
             target.get_node().input(2).replace_source_output(opset13.constant(np.int64(0)).output(0))
         model.validate_nodes_and_infer_types()
     except RuntimeError as error:
-        raise NotPagedError(f"OpenVINO does not make a paged form of it: {plain_reason(error)}.") from None
+        raise NotPagedError(f"OpenVINO does not make a paged form of it: {_refusal(error)}.") from None
     if model.get_sinks():
         name = str(model.get_sinks()[0].get_attributes()["variable_id"])
         raise NotPagedError(
@@ -86,6 +85,13 @@ def make_paged(model: ov.Model) -> None:
         name = input_name(port)
         if name not in known and not name.startswith((KEY_CACHE_PREFIX, VALUE_CACHE_PREFIX)):
             raise NotPagedError(f"The paged form has an input '{name}', which a stage does not feed.")
+
+
+def _refusal(error: RuntimeError) -> str:
+    """What OpenVINO says over several lines, without the places in its source."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
+    return " ".join(kept)[:300].rstrip(". ") or type(error).__name__
 
 
 def input_name(port: Any) -> str:

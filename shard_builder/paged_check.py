@@ -100,7 +100,9 @@ def _judge(manifest: Manifest, difference: float, noise: float, before: float, *
 
 
 def _layers(stage: Stage) -> str:
-    return f"Stage {stage.stage} (layers {stage.first_layer} to {stage.end_layer - 1})"
+    last = stage.end_layer - 1
+    layers = f"layers {stage.first_layer} to {last}" if last > stage.first_layer else f"layer {last}"
+    return f"Stage {stage.stage} ({layers})"
 
 
 def _run_paged(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import openvino as ov
 import pytest
 import typer
 from click.testing import Result
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from fleet.data_dir import HOME_VARIABLE
 from paceline import shard_commands
+from tests.shard_builder import broken_caches
 
 Writer = Callable[..., Path]
 
@@ -53,11 +55,47 @@ def test_build_inspect_and_verify_speak_json(run: Callable[..., Result], tiny_mo
     assert check["fused_attention"] == [{"stage": stage, "fused": 1, "expected": 1} for stage in range(3)]
 
 
+def test_what_keeps_attention_from_fusing_is_named(
+    run: Callable[..., Result], tiny_model: Writer, tmp_path: Path
+) -> None:
+    model, shards = tiny_model(layers=2), tmp_path / "shards"
+    caches = broken_caches.Caches(ov.Core().read_model(model / "openvino_model.xml"))
+    broken_caches.changed_before_attention(caches)
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for path in model.iterdir():
+        if path.stem != "openvino_model":
+            (changed / path.name).write_bytes(path.read_bytes())
+    ov.serialize(caches.model, changed / "openvino_model.xml", changed / "openvino_model.bin")
+    built = document(run("build", changed, "-o", shards, "--stages", 2, "--json"))
+    faults = [stage["fusion_faults"] for stage in built["stages"]]
+    assert [[fault["rule"] for fault in found] for found in faults] == [["only-repeat-before-attention"], []]
+    assert [stage["fused_attention"]["fused"] for stage in built["stages"]] == [0, 1]
+    assert not any("no reason that its graph shows" in note for note in built["notes"])
+    assert built["paged"]["served"] is False
+    assert "layers 0 to 0" in built["paged"]["reason"]
+    check = run("verify", shards, "--sample").stdout
+    assert faults[0][0]["node"] in check
+    assert "may not be served so" in check
+
+
 def test_tables_for_people(run: Callable[..., Result], tiny_model: Writer, tmp_path: Path) -> None:
     model, shards = tiny_model(), tmp_path / "shards"
     assert "1 of 1" in run("build", model, "-o", shards, "--stages", 3).stdout
     assert "Not cut yet" in run("inspect", model, "--kv-precision", "f32").stdout
     assert "largest difference" in run("verify", shards).stdout
+
+
+def test_how_much_is_checked_is_chosen_and_said(run: Callable[..., Result], tiny_model: Writer, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    document(run("build", tiny_model(), "-o", shards, "--stages", 2, "--check", "none", "--json"))
+    inspected = run("inspect", shards, "--json")
+    assert document(inspected)["verification"] is None
+    assert inspected.stderr.count("have not been checked against the whole model") == 1
+    assert "a sample" in run("verify", shards, "--sample").stdout
+    inspected = run("inspect", shards, "--json")
+    assert (document(inspected)["verification"]["sampled"], inspected.stderr) == (True, "")
+    assert run("build", "model", "-o", shards, "--stages", 2, "--sample", "--check", "none").exit_code == 2
 
 
 def test_faults_are_one_sentence(run: Callable[..., Result], tiny_model: Writer, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from shard_builder.chain import run_chain
 from shard_builder.reference import make_reference
 from shard_builder.verification import reference_head
 
-CPU_LIMIT_S = 30
+CPU_LIMIT_S = 45
 """Processor time, which other programs on the machine do not lengthen."""
 
 
