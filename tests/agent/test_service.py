@@ -90,9 +90,15 @@ class Fleet:
             lambda view: any(node.name == name and node.state == state for node in view.nodes), DEADLINE_S
         )
 
-    async def until_deployment(self, deployment: str, state: str) -> DeploymentView:
+    async def until_deployment(self, deployment: str, state: str, restarts: int = 0) -> DeploymentView:
+        """``restarts``: of the deployment's stages together, at least."""
+
         def find(view: FleetView) -> DeploymentView | None:
-            return next((one for one in view.deployments if one.id == deployment and one.state == state), None)
+            for one in view.deployments:
+                done = sum(part.status.restarts for part in one.stages if part.status is not None)
+                if one.id == deployment and one.state == state and done >= restarts:
+                    return one
+            return None
 
         found = find(await self.controller.wait_for(lambda view: find(view) is not None, DEADLINE_S))
         assert found is not None
@@ -226,9 +232,8 @@ def test_a_killed_stage_is_restarted_on_its_port(run: Callable[..., None], make_
         before = (await fleet.until_deployment(deployment, "ready")).stages[0].status
         assert before is not None
         stage_child().kill()
-        degraded = await fleet.until_deployment(deployment, "degraded")
-        assert "stage 0 on pc-1 is restarting" in degraded.detail
-        after = (await fleet.until_deployment(deployment, "ready")).stages[0].status
+        # That it is degraded meanwhile may go unseen: a stage that is imported is back before the next heartbeat.
+        after = (await fleet.until_deployment(deployment, "ready", restarts=1)).stages[0].status
         assert after is not None
         assert after.port == before.port
         assert after.restarts == 1
