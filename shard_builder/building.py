@@ -86,6 +86,7 @@ def build(
     """
     reporter = Reporter(progress, cancelled)
     _check_output(output)
+    _check_apart(Path(model), output)
     reporter.report("convert", 0.0)
     source = open_source(model, work_folder, reporter, weights=weights, target_device=target_device)
     reporter.report("analyse", 0.0)
@@ -111,6 +112,17 @@ def build(
         shutil.rmtree(scratch, ignore_errors=True)
     reporter.finish()
     return manifest
+
+
+def _check_apart(model: Path, output: Path) -> None:
+    """Refuses to replace a folder that holds the model."""
+    try:
+        place = model.resolve()
+        inside = model.exists() and output.resolve() in place.parents
+    except OSError as error:
+        raise ModelError(f"{model} cannot be read: {error.strerror}.") from None
+    if inside:
+        raise ModelError(f"{model} lies inside {output}, which the shards would replace; give another folder for them.")
 
 
 class _Builder:

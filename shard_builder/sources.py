@@ -92,6 +92,10 @@ def open_source(
     reporter = reporter or Reporter(None, None)
     path = Path(model)
     try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise ModelError(f"The name {path.absolute()} has bytes that are no text; rename the folder or file.") from None
+    try:
         exists = path.exists()
     except OSError as error:
         raise ModelError(f"{model} cannot be read: {error.strerror}.") from None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import struct
+import subprocess
+import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from click.testing import Result
 from openvino import opset13 as ops
 from typer.testing import CliRunner
 
+from fleet.build_messages import BuildProgress
 from fleet.data_dir import HOME_VARIABLE
 from fleet.errors import ModelError
 from fleet.manifest import load_manifest
@@ -259,6 +263,18 @@ def test_cuts_that_no_model_has_are_wrong_usage(desk: Desk, cuts: str) -> None:
     assert desk.contents() == before
 
 
+def test_outputs_that_would_replace_something_else(desk: Desk) -> None:
+    file = desk.folder / "file"
+    file.write_text("kept")
+    for output in (file, desk.model, desk.folder):
+        assert "is not a shard folder" in desk.refused("build", desk.model, "-o", output, "--stages", 2)
+    assert "cannot be written" in desk.refused("build", desk.model, "-o", file / "shards", "--stages", 2)
+    shards = desk.folder / "shards"
+    assert desk.run("build", desk.model, "-o", shards, "--stages", 2).exit_code == 0
+    inner = shutil.copytree(desk.model, shards / "model")
+    assert "lies inside" in desk.refused("build", inner, "-o", shards, "--stages", 2)
+
+
 @pytest.mark.parametrize("name", ["two words", "Übergröße", "模型", "a'b\"c", "model.v2.1", "-o"])
 def test_models_under_unusual_names(desk: Desk, name: str) -> None:
     model = desk.model.rename(desk.folder / name)
@@ -280,6 +296,16 @@ def test_a_model_behind_symbolic_links(desk: Desk) -> None:
     (desk.model / WEIGHTS).unlink()
     (desk.model / WEIGHTS).symlink_to(desk.folder / "nowhere")
     assert "bin file cannot be found" in desk.build_refused(link)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names of files are text on Windows")
+def test_a_name_that_is_not_text(desk: Desk) -> None:
+    model = desk.model.rename(desk.folder / os.fsdecode(b"mod\xe8l"))
+    command = [sys.executable, "-m", "paceline", "shard", "build", model, "-o", desk.folder / "shards", "--stages", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=100)
+    assert (result.returncode, result.stdout) == (1, "")
+    check_sentence(result.stderr)
+    assert {path.name for path in desk.folder.iterdir()} == {model.name, "temporary"}
 
 
 def swap_constants(root: ElementTree.Element) -> None:
@@ -351,3 +377,64 @@ def test_edited_shards(desk: Desk, name: str, change: Callable[[Path], object]) 
     if name == "manifest.json":
         assert name in desk.refused("inspect", shards)
         assert name in desk.refused("diff", shards, shards)
+
+
+def test_a_graph_that_changes_during_the_build(desk: Desk) -> None:
+    before = desk.contents()
+
+    def edit(progress: BuildProgress) -> None:
+        if progress.phase == "write":
+            edit_graph(transpose_a_product)(desk.model)
+
+    with pytest.raises(ModelError, match="changed while it was being cut"):
+        build(desk.model, desk.folder / "shards", stages=3, progress=edit)
+    assert desk.contents() == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 50 MB."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only the superuser of Linux can mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=50m", "none", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"this system mounts no small disk: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_disk_of_50_mb(desk: Desk, small_disk: Path, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = desk.refused("build", desk.model, "-o", small_disk / "shards", "--stages", 2)
+    assert re.search(r"need[s]? .* free", full)
+    monkeypatch.setenv(HOME_VARIABLE, str(small_disk))
+    result = desk.run("build", smollm2_gguf, "-o", desk.folder / "shards", "--stages", 2)
+    assert result.exit_code == 1
+    assert re.search(r"needs .* on the disk of .*, which has .* free\.$", result.stderr)  # what it takes is told before
+    assert not [path for path in small_disk.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that everybody may enter and write to, other than those of tests."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("hidden", [".", WEIGHTS])
+def test_files_that_may_not_be_read(public_folder: Path, hidden: str) -> None:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only the superuser of Linux can give up the right to read everything")
+    model = TinyDecoder().write(public_folder / "model")
+    (model / hidden).chmod(0)
+    command = [sys.executable, "-m", "paceline", "shard", "build", model, "-o", public_folder / "shards", "--stages=2"]
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    home = {HOME_VARIABLE: str(public_folder / "home"), "HOME": str(public_folder)}
+    result = subprocess.run([*nobody, *command], capture_output=True, text=True, timeout=100, env=os.environ | home)
+    assert (result.returncode, result.stdout) == (1, "")
+    check_sentence(result.stderr)
+    assert str(model) in result.stderr
+    assert {path.name for path in public_folder.iterdir()} == {"model"}
