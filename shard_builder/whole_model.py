@@ -16,6 +16,7 @@ import openvino as ov
 from fleet.errors import ModelError
 from shard_builder.analysis import Analysis, plan_cut
 from shard_builder.cache_copies import copy_caches
+from shard_builder.graph import READ_VALUE
 from shard_builder.opened_model import cache_pattern, open_model
 from shard_builder.reference import Reference, exact_properties, input_ports, run_sequence
 from shard_builder.stage_plan import plan_stage
@@ -61,14 +62,16 @@ def whole_model(core: ov.Core, analysis: Analysis, cuts: Sequence[int]) -> ov.Mo
 def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference) -> float | None:
     """Largest difference between the untouched model's logits and the reference's; None where it does not run.
 
-    A cache that starts undefined does not run on the CPU, and OpenVINO's GGUF reader makes graphs that only run with
-    the attention fused, and so not without the Gather.
+    OpenVINO's GGUF reader makes graphs that only run with the attention fused, and so not without the Gather. A cache
+    that starts undefined is not tried: the CPU plugin begins it with no rows, reads beyond them, and may crash.
 
     Raises:
         ModelError: the file cannot be read any more.
     """
     head = reference.head
     model = open_model(core, graph_file).model
+    if any(node.get_type_name() == READ_VALUE and not node.get_input_size() for node in model.get_ops()):
+        return None
     ports = input_ports(model)
     largest = 0.0
     try:
