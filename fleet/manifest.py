@@ -54,6 +54,8 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer: Count | None = None
     parts: tuple[Part, ...] = ()
     """Who reads it: -1 the embedding, k layer k, the number of layers the head. Empty for kind ``cut``."""
+    anonymous_bytes: tuple[Bytes, ...] = ()
+    """Per part: what OpenVINO's CPU plugin keeps of the run in memory of its own, the mapped file apart."""
 
 
 class RunPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -244,6 +246,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     npu: NpuForm | None = None
     """None where no graphs for an NPU were made."""
     weight_formats: tuple[WeightFormat, ...] = ()
+    step_bytes_per_token: Bytes = 0
+    """Memory that a step takes for each of its tokens while it runs, in a stage of any number of layers."""
     has_chat_template: bool = True
 
     def width_into(self, stage: int) -> int:

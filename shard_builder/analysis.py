@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import openvino as ov
 
 from fleet.errors import ModelError
+from shard_builder.anonymous_memory import AnonymousMemory
 from shard_builder.crossing import crossing_tensors
 from shard_builder.crossing_form import CrossingForm, CrossingForms
 from shard_builder.description import Description, describe
@@ -17,6 +19,7 @@ from shard_builder.layers import LayerMap, State, describe_entangled, find_layer
 from shard_builder.opened_model import OpenedModel, cache_pattern, language_model_ports, open_model
 from shard_builder.parts import Parts, find_parts
 from shard_builder.shapes import Dimension, probe
+from shard_builder.sliding_window import find_sliding_window
 from shard_builder.sources import Source
 from shard_builder.stage_plan import StagePlan, plan_stage
 from shard_builder.surgery import head_entry
@@ -37,7 +40,10 @@ class Analysis:
     runs: tuple[RunLayout, ...]
     kv_elements_per_token: tuple[int, ...]
     """Per layer."""
+    step_bytes_per_token: int
     description: Description
+    sliding_window: int
+    """Tokens of the widest window that a layer looks through; 0: every layer sees the whole context."""
 
     @property
     def layer_bytes(self) -> tuple[int, ...]:
@@ -72,7 +78,12 @@ def analyse(core: ov.Core, source: Source) -> Analysis:
     for group in layers.states:
         patterns = [cache_pattern(opened, state) for state in group]
         elements.append(sum(pattern.elements_per_token for pattern in patterns if pattern is not None))
+    description = describe(source)
+    states = [state for group in layers.states for state in group]
+    window = find_sliding_window(core, source.graph, states, description.context_tokens, description.sliding_window)
     parts = find_parts(layers, layers_exit(layers, head_entry(opened, layers, hidden_size)))
+    memory = AnonymousMemory(opened.operations, opened.graph, parts.readers)
+    runs = find_runs(opened.operations, parts.readers)
     return Analysis(
         source=source,
         opened=opened,
@@ -80,9 +91,11 @@ def analyse(core: ov.Core, source: Source) -> Analysis:
         parts=parts,
         hidden_size=hidden_size,
         vocabulary_size=vocabulary_size,
-        runs=find_runs(opened.operations, parts.readers),
+        runs=tuple(dataclasses.replace(run, anonymous_bytes=memory.of_run(run)) for run in runs),
         kv_elements_per_token=tuple(elements),
-        description=describe(source),
+        step_bytes_per_token=memory.step_bytes_per_token(),
+        description=description,
+        sliding_window=window,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from shard_builder.layers import describe_entangled
 from shard_builder.manifest_parts import describe_model, model_id
 from shard_builder.model_files import MODEL_WEIGHTS
 from shard_builder.opened_model import cache_pattern, open_model, plain_reason
+from shard_builder.output_folder import check_output, put_in_place, scratch_folder
 from shard_builder.reference import reference_bytes
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_entry, name_constants, write_graph
@@ -43,7 +43,7 @@ from shard_builder.surgery import StageSurgeon
 from shard_builder.verification import SOURCE_NAME, SourceRecord
 from shard_builder.weights import WeightFileLayout, describe_run, hash_run, place_runs, write_weights
 
-SPARE_DISK_BYTES = 64 << 20
+SPARE_DISK_BYTES = 16 << 20
 
 
 def build(
@@ -85,7 +85,7 @@ def build(
         CancelledError: ``cancelled`` said so. Nothing is left behind.
     """
     reporter = Reporter(progress, cancelled)
-    _check_output(output)
+    check_output(output)
     _check_apart(Path(model), output)
     reporter.report("convert", 0.0)
     source = open_source(model, work_folder, reporter, weights=weights, target_device=target_device)
@@ -96,20 +96,18 @@ def build(
     boundaries = choose_boundaries(len(analysis.layers.entries), stages, cuts, remark)
     cut = plan_cut(core, analysis, boundaries)
     reporter.report("analyse", 1.0)
-    scratch = _make_scratch(output)
-    try:
-        with unchanged([source.graph, source.folder / MODEL_WEIGHTS]):
-            manifest = _Builder(core, analysis, cut, kv_precision, check, scratch, reporter).build()
-        record = SourceRecord(source.origin, source.weights)
-        (scratch / SOURCE_NAME).write_bytes(msgspec.json.encode(record))
-        (scratch / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
-        reporter.check()
-        _put_in_place(scratch, output)
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        raise ModelError(f"The shards cannot be written to {output}: {error.strerror}{where}.") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_folder(output) as scratch:
+        try:
+            with unchanged([source.graph, source.folder / MODEL_WEIGHTS]):
+                manifest = _Builder(core, analysis, cut, kv_precision, check, scratch, reporter).build()
+            record = SourceRecord(source.origin, source.weights)
+            (scratch / SOURCE_NAME).write_bytes(msgspec.json.encode(record))
+            (scratch / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
+            reporter.check()
+            put_in_place(scratch, output)
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            raise ModelError(f"The shards cannot be written to {output}: {error.strerror}{where}.") from None
     reporter.finish()
     return manifest
 
@@ -172,7 +170,10 @@ class _Builder:
 
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self._scratch).free
-        needed = self._bytes_total + self._check_bytes() + SPARE_DISK_BYTES
+        # Of each stage's graph there is a draft at first; what they and the manifest take is known from the source's.
+        graphs = (len(self._cut.stages) + 1) * self._analysis.source.graph.stat().st_size
+        companions = sum(path.stat().st_size for path in self._analysis.source.companions)
+        needed = self._bytes_total + self._check_bytes() + graphs + companions + SPARE_DISK_BYTES
         if free < needed:
             raise ModelError(
                 f"The shards need {needed:,} bytes on the disk of {self._scratch.parent}, which has {free:,} free."
@@ -186,7 +187,7 @@ class _Builder:
         model = CheckedModel(
             inputs=frozenset(analysis.opened.parameters()),
             vocabulary_size=analysis.vocabulary_size,
-            sliding_window=analysis.description.sliding_window,
+            sliding_window=analysis.sliding_window,
             layer_bytes=sum(analysis.layer_bytes),
         )
         sequences = choose_sequences(model, sampled=self._check == "sample")
@@ -259,36 +260,3 @@ class _Builder:
             shutil.copyfile(path, copy)
             entries.append(file_entry(copy))
         return tuple(entries)
-
-
-def _check_output(output: Path) -> None:
-    """Refuses to replace anything but an empty folder or a shard folder."""
-    try:
-        if not output.exists():
-            return
-        if output.is_dir() and ((output / MANIFEST_NAME).is_file() or not any(output.iterdir())):
-            return
-    except OSError as error:
-        raise ModelError(f"{output} cannot be read: {error.strerror}.") from None
-    raise ModelError(f"{output} exists and is not a shard folder; give another folder for the shards.")
-
-
-def _make_scratch(output: Path) -> Path:
-    try:
-        output.absolute().parent.mkdir(parents=True, exist_ok=True)
-        # Not a private temporary folder: this one becomes the shard folder, with the permissions that others have.
-        scratch = output.absolute().with_name(f".{output.name}-{secrets.token_hex(4)}")
-        scratch.mkdir()
-    except OSError as error:
-        raise ModelError(f"The shards cannot be written to {output}: {error.strerror}.") from None
-    return scratch
-
-
-def _put_in_place(scratch: Path, output: Path) -> None:
-    if output.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=output.absolute().parent))
-        output.replace(old / "shards")
-        scratch.replace(output)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        scratch.replace(output)

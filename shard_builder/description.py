@@ -24,7 +24,7 @@ class Description:
     context_tokens: int
     stop_token_ids: tuple[int, ...]
     sliding_window: int
-    """Tokens of the window that layers look through, where it is narrower than the context; 0: none is spoken of."""
+    """Tokens of the window that the configuration speaks of, where it is narrower than the context; 0: of none."""
 
 
 def describe(source: Source) -> Description:
@@ -65,6 +65,8 @@ def _sliding_window(config: dict[str, Any]) -> int:
     if config.get("use_sliding_window") is False or (kinds and set(kinds) == {"full_attention"}):
         return 0
     found = _whole_numbers(config.get("sliding_window")) + _whole_numbers(config.get("attention_chunk_size"))
+    if "local" in str(config.get("attention_types")):
+        found += _whole_numbers(config.get("window_size"))
     return max(found, default=0)
 
 

@@ -59,10 +59,11 @@ def describe_model(
         stages=stages,
         tokenizer=tokenizer,
         stop_token_ids=analysis.description.stop_token_ids,
+        sliding_window=analysis.sliding_window,
+        weight_formats=weight_formats(analysis.runs, analysis.opened.operations),
+        step_bytes_per_token=analysis.step_bytes_per_token,
         has_chat_template=has_template,
         notes=(*analysis.opened.notes, *(() if has_template else (NO_CHAT_TEMPLATE,))),
-        sliding_window=analysis.description.sliding_window,
-        weight_formats=weight_formats(analysis.runs, analysis.opened.operations),
     )
 
 

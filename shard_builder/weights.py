@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.manifest import RUN_ALIGNMENT_BYTES, Run, RunKind
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 CONSTANT_ALIGNMENT_BYTES = 64
 SLICE_BYTES = 8 << 20
@@ -46,6 +50,8 @@ class RunLayout:
     blobs: tuple[Blob, ...]
     offsets: tuple[int, ...]
     bytes: int
+    anonymous_bytes: tuple[int, ...] = ()
+    """Per part, see ``shard_builder.anonymous_memory``."""
 
     def kind(self, layers: int) -> tuple[RunKind, int | None]:
         """The kind of run in a model of that many layers, and the layer."""
@@ -145,7 +151,14 @@ def run_slices(layout: RunLayout, operations: Sequence[Any]) -> Iterator[memoryv
 def describe_run(layout: RunLayout, sha256: str, layers: int) -> Run:
     """The run's entry in the manifest."""
     kind, layer = layout.kind(layers)
-    return Run(sha256=sha256, bytes=layout.bytes, kind=kind, layer=layer, parts=layout.parts)
+    return Run(
+        sha256=sha256,
+        bytes=layout.bytes,
+        kind=kind,
+        layer=layer,
+        parts=layout.parts,
+        anonymous_bytes=layout.anonymous_bytes,
+    )
 
 
 def hash_run(layout: RunLayout, operations: Sequence[Any]) -> str:
@@ -175,32 +188,54 @@ def write_weights(
     advance: Callable[[int], None],
 ) -> WrittenWeights:
     """Writes a stage's weight file from the mapped source; ``advance`` hears of bytes written and may raise to stop."""
-    whole = hashlib.sha256()
-    end = 0
+    with _HashingFile(file) as output:
+        hashes = []
+        for run in layout.runs:
+            output.pad_to(run.offset)
+            digest = hashlib.sha256()
+            for part in run_slices(run.layout, operations):
+                output.write(part, digest)
+                advance(len(part))
+            hashes.append(digest.hexdigest())
+        cut_digest = hashlib.sha256()
+        if cut_constants:
+            output.pad_to(layout.cut_offset)
+            output.write(memoryview(cut_constants), cut_digest)
+        return WrittenWeights(output.bytes, output.sha256(), tuple(hashes), cut_digest.hexdigest(), len(cut_constants))
 
-    def pad_to(offset: int) -> None:
-        nonlocal end
-        if offset > end:
-            padding = bytes(offset - end)
-            file.write(padding)
-            whole.update(padding)
-            end = offset
 
-    hashes = []
-    for run in layout.runs:
-        pad_to(run.offset)
-        digest = hashlib.sha256()
-        for part in run_slices(run.layout, operations):
-            file.write(part)
-            whole.update(part)
-            digest.update(part)
-            advance(len(part))
-        end += run.layout.bytes
-        hashes.append(digest.hexdigest())
-    cut_hash = hashlib.sha256(cut_constants).hexdigest()
-    if cut_constants:
-        pad_to(layout.cut_offset)
-        file.write(cut_constants)
-        whole.update(cut_constants)
-        end += len(cut_constants)
-    return WrittenWeights(end, whole.hexdigest(), tuple(hashes), cut_hash, len(cut_constants))
+class _HashingFile:
+    """Writes a file while two threads hash what is written: for the file as a whole and for the run that it is in.
+
+    Hashing takes longer than writing, and lets go of the interpreter's lock.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.bytes = 0
+        self._file = file
+        self._whole = hashlib.sha256()
+        self._hashers = ThreadPoolExecutor(2, thread_name_prefix="hash")
+
+    def __enter__(self) -> _HashingFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hashers.shutdown()
+
+    def sha256(self) -> str:
+        """Of everything written so far."""
+        return self._whole.hexdigest()
+
+    def pad_to(self, offset: int) -> None:
+        """Zeros up to an offset, which belong to no run."""
+        padding = bytes(offset - self.bytes)
+        self._file.write(padding)
+        self._whole.update(padding)
+        self.bytes = offset
+
+    def write(self, part: memoryview, digest: Hash) -> None:
+        """Appends a part and adds it to both hashes; it is done with the part afterwards."""
+        hashing = [self._hashers.submit(hasher.update, part) for hasher in (self._whole, digest)]
+        self._file.write(part)
+        wait(hashing)
+        self.bytes += len(part)

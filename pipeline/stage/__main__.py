@@ -9,6 +9,7 @@ from pathlib import Path
 from fleet.errors import ModelError
 from fleet.process import StageConfig
 from pipeline.child import ChildContext, ignore_interrupts, pin_to, run_child
+from pipeline.stage.allocation import return_freed_blocks
 
 _log = logging.getLogger(__name__)
 
@@ -17,6 +18,7 @@ def serve(config: StageConfig, context: ChildContext) -> None:
     """Load the shard, say so, and serve until the parent is gone."""
     if config.cpus:
         pin_to(config.cpus)
+    return_freed_blocks()
     # Imported here: threads inherit priority and processors from the moment they start, and OpenVINO starts its own.
     from fleet.identity import Identity
     from fleet.sockets import AllowList

@@ -6,23 +6,30 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import PlacementError
 from fleet.manifest import Layer, Manifest, Run
-from fleet.memory_need import GATEWAY_BYTES, STAGE_BASE_BYTES, ModelNeed
+from fleet.memory_need import CHUNK_TOKENS, GATEWAY_BYTES, LATER_KERNELS_BYTES, PROCESS_BYTES, ModelNeed
 from fleet.node import NodeId
 from fleet.placement import PlacementNode, assess_cuts, placement_for_cuts, plan, problem_of
 from fleet.placement_search import PlacementSearch
 
 MB = 1_000_000
-BASE = STAGE_BASE_BYTES
+BASE = PROCESS_BYTES + LATER_KERNELS_BYTES
 
 
 def model(
-    layer_bytes: Sequence[int], *, embedding: int = 0, head: int = 0, shared: Sequence[int] = (), kv_elements: int = 100
+    layer_bytes: Sequence[int],
+    *,
+    embedding: int = 0,
+    head: int = 0,
+    shared: Sequence[int] = (),
+    tied: int = 0,
+    kv_elements: int = 100,
 ) -> Manifest:
     runs = [Run(f"{index:064x}", size, "layer", index) for index, size in enumerate(layer_bytes)]
     if embedding:
@@ -30,6 +37,9 @@ def model(
     if head:
         runs.append(Run("d" * 64, head, "head"))
     runs += [Run(f"{index:x}" * 64, size, "shared") for index, size in enumerate(shared, start=10)]
+    if tied:
+        # The embedding is read from the file; the head keeps a copy.
+        runs.append(Run("f" * 64, tied, "shared", parts=(-1, len(layer_bytes)), anonymous_bytes=(tied // 10, tied)))
     return Manifest(
         manifest_version=1,
         model_id="m",
@@ -167,12 +177,16 @@ def test_a_small_node_is_not_put_where_the_embedding_goes() -> None:
 
 
 def test_a_tied_embedding_is_counted_at_both_ends_and_not_between() -> None:
-    manifest = model([10 * MB] * 9, shared=[1 * MB, 200 * MB])
+    manifest = model([10 * MB] * 9, tied=200 * MB)
     need = ModelNeed(manifest, 1, 1)
-    assert need.of(0, 3).weight_bytes == 231 * MB
-    assert need.of(3, 6).weight_bytes == 31 * MB
-    assert need.of(6, 9).weight_bytes == 231 * MB
-    assert need.of(0, 9).weight_bytes == 291 * MB
+    assert need.of(0, 3).weight_bytes == 50 * MB
+    assert need.of(3, 6).weight_bytes == 30 * MB
+    assert need.of(6, 9).weight_bytes == 230 * MB
+    assert need.of(0, 9).weight_bytes == 310 * MB
+    mapped = [need.memory(first, end).mapped_bytes for first, end in ((0, 3), (3, 6), (6, 9), (0, 9))]
+    assert mapped == [230 * MB, 30 * MB, 230 * MB, 290 * MB]
+    assert need.load(0, 3) == need.load(3, 6) == 30 * MB
+    assert need.load(6, 9) == 230 * MB
 
 
 def test_kv_and_runtime_follow_context_users_and_precision() -> None:
@@ -182,8 +196,18 @@ def test_kv_and_runtime_follow_context_users_and_precision() -> None:
     assert ModelNeed(manifest, 1000, 3, "f32").of(1, 3).kv_bytes == 2 * need.kv_bytes
     # u8 keeps scales beside the values.
     assert ModelNeed(manifest, 1000, 3, "u8").of(1, 3).kv_bytes == need.kv_bytes * 9 // 16
-    assert need.runtime_bytes == 60 * MB + BASE
-    assert ModelNeed(manifest, 1000, 3).of(0, 2).runtime_bytes == 60 * MB + BASE + GATEWAY_BYTES
+    # In a step of several tokens the attention keeps one sequence's cache once more.
+    assert need.runtime_bytes == BASE + need.kv_bytes // 3
+    assert ModelNeed(manifest, 1000, 3).of(0, 2).runtime_bytes == BASE + need.kv_bytes // 3 + GATEWAY_BYTES
+
+
+def test_a_step_takes_memory_by_its_tokens_but_not_more_than_there_are() -> None:
+    manifest = msgspec.structs.replace(model([100 * MB] * 4, kv_elements=0), step_bytes_per_token=1000)
+    assert ModelNeed(manifest, 10_000, 1).memory(0, 2).step_bytes == CHUNK_TOKENS * 1000
+    assert ModelNeed(manifest, 100, 1).memory(0, 2).step_bytes == 100 * 1000
+    memory = ModelNeed(manifest, 100, 1, chunk_tokens=8).memory(0, 2)
+    assert memory.step_bytes == 8 * 1000
+    assert memory.anonymous_bytes == 200 * MB + 8 * 1000 + PROCESS_BYTES
 
 
 def test_the_failing_term_is_named() -> None:

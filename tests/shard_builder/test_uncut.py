@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fleet.manifest import load_manifest
+from fleet.memory_need import ModelNeed, stage_memory
 from shard_builder.uncut import describe_uncut
 
 
@@ -14,4 +15,8 @@ def test_an_uncut_model_has_the_identity_and_layers_of_its_shards(
     assert uncut.stages == ()
     assert uncut.model_id == cut.model_id
     assert uncut.layers == cut.layers
-    assert {run.sha256 for run in uncut.runs} == {run.sha256 for run in cut.runs if run.kind != "cut"}
+    assert {run.sha256: run for run in uncut.runs} == {run.sha256: run for run in cut.runs if run.kind != "cut"}
+    assert uncut.step_bytes_per_token == cut.step_bytes_per_token > 0
+    need = ModelNeed(uncut, 100, 1)
+    for stage in cut.stages:
+        assert need.memory(stage.first_layer, stage.end_layer) == stage_memory(cut, stage, 100)
