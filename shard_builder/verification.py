@@ -234,8 +234,7 @@ def _reference(
     model = record.model
     source = open_source(model, work_folder, reporter, weights=record.weights)
     analysis = analyse(core, source)
-    if _id_of(analysis, reporter) != head.model_id:
-        raise ModelError(f"{model} is not the model that {folder} was cut from; name the right one with --reference.")
+    _check_same_model(analysis, folder, model, reporter)
     destination = given if given is not None and stores else scratch
     return make_reference(core, whole_model(core, analysis, load_manifest(folder).cuts), head, destination, tick)
 
@@ -277,9 +276,19 @@ def _recorded_source(folder: Path) -> SourceRecord:
     return record
 
 
-def _id_of(analysis: Analysis, reporter: Reporter) -> str:
+def _check_same_model(analysis: Analysis, folder: Path, model: str, reporter: Reporter) -> None:
+    manifest = load_manifest(folder)
     hashes = set()
     for run in analysis.runs:
         reporter.check()
         hashes.add(hash_run(run, analysis.opened.operations))
-    return model_id(analysis.source.graph, hashes, [file_entry(path) for path in analysis.source.companions])
+    companions = {file_entry(path) for path in analysis.source.companions}
+    if model_id(analysis.source.graph, hashes, companions) == manifest.model_id:
+        return
+    odd = sorted(entry.name for entry in companions ^ set(manifest.tokenizer))
+    if odd and hashes == {run.sha256 for run in manifest.runs if run.kind != "cut"}:
+        raise ModelError(
+            f"{model} has the weights that {folder} was cut from but another tokenizer or configuration ({odd[0]}); "
+            "name the right model with --reference."
+        )
+    raise ModelError(f"{model} is not the model that {folder} was cut from; name the right one with --reference.")
