@@ -26,7 +26,8 @@ from shard_builder.reporting import Reporter
 
 EXPORT_MODULES = ("torch", "transformers", "optimum")
 EXPORT_MEMORY_FACTOR = 2.5
-"""Of the weights' bytes in f16: torch's own, OpenVINO's copy, and what is held while the IR is written; measured."""
+"""Of the weights' bytes in f16: torch's own, OpenVINO's copy, and what is held while the IR is written. On the safe
+side: SmolLM2-135M, 0.27 GB, took 1.1 GB together with the libraries."""
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 _MAX_HEADER_BYTES = 100 << 20
 

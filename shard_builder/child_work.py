@@ -39,6 +39,10 @@ class WorkDone(msgspec.Struct, frozen=True, tag="done"):
     value: str = ""
 
 
+class LibraryRefusedError(ModelError):
+    """A library said why it does not do the work, rather than that its process came to grief."""
+
+
 class WorkFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The work ended with a fault: a sentence for a person, or the reason that a library gave."""
 
@@ -66,6 +70,7 @@ def run_child_work(
         cancelled: asked ten times a second; True kills the child.
 
     Raises:
+        LibraryRefusedError: a library does not do the work; the text gives its reason.
         ModelError: the work failed.
         CancelledError: ``cancelled`` said so.
     """
@@ -92,7 +97,9 @@ def run_child_work(
                     case WorkDone(value=value):
                         return value
                     case WorkFailed(reason=reason, is_sentence=is_sentence):
-                        raise ModelError(reason if is_sentence else f"{complaint}: {reason}.")
+                        if is_sentence:
+                            raise ModelError(reason)
+                        raise LibraryRefusedError(f"{complaint}: {reason}.")
         finally:
             process.kill()
             process.wait()

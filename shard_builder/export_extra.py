@@ -9,7 +9,7 @@ from fleet.errors import ModelError
 
 EXPORT_PACKAGES = ("openvino", "openvino-tokenizers", "optimum-intel", "transformers", "torch")
 LIBRARIES_BYTES = 900_000_000
-"""Memory that torch, transformers and Optimum take by themselves; measured."""
+"""Memory that torch, transformers, Optimum and NNCF take by themselves."""
 COMPRESSION_PACKAGES = ("openvino", "nncf")
 
 

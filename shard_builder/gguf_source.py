@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fleet.errors import ModelError
-from shard_builder.child_work import run_child_work
+from shard_builder.child_work import LibraryRefusedError, run_child_work
 from shard_builder.export_extra import EXPORT_PACKAGES, LIBRARIES_BYTES, require_export_extra
 from shard_builder.gguf import GgufHead
 from shard_builder.kept_models import announce_needs, conversion_key, keep
@@ -15,12 +17,14 @@ from shard_builder.model_files import MODEL_GRAPH, MODEL_WEIGHTS, TOKENIZER_FILE
 from shard_builder.reporting import Reporter
 
 READER_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""What OpenVINO GenAI 2026.4 makes a graph of; tried, and as its documentation lists them."""
+"""What its default reader makes a graph of: https://openvinotoolkit.github.io/openvino.genai/docs/guides/gguf."""
 READER_MEMORY_FACTOR = 3.2
 """Its reader took up to three times the GGUF file's bytes: 14 GB for 4.7 GB."""
 DEQUANTISING_BYTES_PER_ELEMENT = 8
 """transformers holds the dequantised weights in f32 and in f16 while it loads them, and the export a copy in f16."""
 READER_PACKAGES = ("openvino", "openvino-genai", "openvino-tokenizers")
+DEQUANTISED_DISK_BYTES_PER_ELEMENT = 3
+"""The export in f16, and what is written meanwhile."""
 GGUF_MODULES = ("torch", "transformers", "optimum", "gguf", "accelerate")
 LICENCE_NOTE = "LICENSE-in-GGUF.txt"
 
@@ -33,38 +37,63 @@ def convert_gguf_file(file: Path, head: GgufHead, work_folder: Path, reporter: R
         CancelledError: the caller wants the build to end.
     """
     if head.architecture in READER_ARCHITECTURES:
-        destination = work_folder / conversion_key(file.stem, [file], READER_PACKAGES, LICENCE_NOTE)
-        memory = round(file.stat().st_size * READER_MEMORY_FACTOR)
-        disk = 2 * file.stat().st_size
-    else:
-        require_export_extra(
-            GGUF_MODULES,
-            f"{file} is of the architecture '{head.architecture}', which OpenVINO GenAI's GGUF reader does not know; "
-            "converting it through transformers",
-        )
-        destination = work_folder / conversion_key(file.stem, [file], EXPORT_PACKAGES, LICENCE_NOTE)
-        memory = head.elements * DEQUANTISING_BYTES_PER_ELEMENT + LIBRARIES_BYTES
-        disk = 3 * head.elements
+        try:
+            return _convert_with_reader(file, head, work_folder, reporter)
+        except LibraryRefusedError as error:
+            # A quantisation that the reader does not know, most likely.
+            return _convert_with_transformers(file, head, work_folder, reporter, str(error).rstrip("."))
+    why = f"{file} is of the architecture '{head.architecture}', which OpenVINO GenAI's GGUF reader does not know"
+    return _convert_with_transformers(file, head, work_folder, reporter, why)
+
+
+def _convert_with_reader(file: Path, head: GgufHead, work_folder: Path, reporter: Reporter) -> Path:
+    size = file.stat().st_size
+    destination = work_folder / conversion_key(file.stem, [file], READER_PACKAGES, LICENCE_NOTE)
     if destination.is_dir():
         return destination
     what = f"Converting {file.name}"
-    announce_needs(reporter, what, memory, disk)
+    announce_needs(reporter, what, round(size * READER_MEMORY_FACTOR), 2 * size)
 
     def make(scratch: Path) -> None:
-        link = scratch / "model.gguf"
-        _link(file, link)
-        if head.architecture in READER_ARCHITECTURES:
+        with _linked(file, scratch) as link:
             _run_reader(link, file, reporter)
-        else:
+        _complete(file, head, scratch)
+
+    return keep(destination, 2 * size, what, make)
+
+
+def _convert_with_transformers(file: Path, head: GgufHead, work_folder: Path, reporter: Reporter, why: str) -> Path:
+    destination = work_folder / conversion_key(file.stem, [file], EXPORT_PACKAGES, LICENCE_NOTE)
+    if destination.is_dir():
+        return destination
+    require_export_extra(GGUF_MODULES, f"{why}; converting it through transformers")
+    what = f"Converting {file.name} through transformers"
+    disk = DEQUANTISED_DISK_BYTES_PER_ELEMENT * head.elements
+    announce_needs(reporter, what, head.elements * DEQUANTISING_BYTES_PER_ELEMENT + LIBRARIES_BYTES, disk)
+
+    def make(scratch: Path) -> None:
+        with _linked(file, scratch) as link:
             _run_reader(link, file, reporter, "tokenizer")
             _run_transformers(link, file, reporter)
-        link.unlink()
-        for name in (MODEL_GRAPH, MODEL_WEIGHTS, *TOKENIZER_FILES):
-            if not (scratch / name).is_file():
-                raise ModelError(f"OpenVINO GenAI's GGUF reader made no {name} of {file}; it does not know this model.")
-        _note_licence(head, scratch)
+        _complete(file, head, scratch)
 
     return keep(destination, disk, what, make)
+
+
+def _complete(file: Path, head: GgufHead, folder: Path) -> None:
+    for name in (MODEL_GRAPH, MODEL_WEIGHTS, *TOKENIZER_FILES):
+        if not (folder / name).is_file():
+            raise ModelError(f"Converting {file} made no {name}; OpenVINO GenAI does not know this model's tokenizer.")
+    _note_licence(head, folder)
+
+
+@contextmanager
+def _linked(file: Path, folder: Path) -> Iterator[Path]:
+    """The file under another name in a folder of ours, because the reader writes beside the file that it is given."""
+    link = folder / "model.gguf"
+    _link(file, link)
+    yield link
+    link.unlink()
 
 
 def _run_reader(link: Path, file: Path, reporter: Reporter, *options: str) -> None:

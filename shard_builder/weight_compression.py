@@ -11,7 +11,7 @@ import openvino as ov
 from fleet.build_messages import TargetDevice, WeightChoice
 from fleet.errors import ModelError
 from shard_builder.child_work import run_child_work
-from shard_builder.export_extra import COMPRESSION_PACKAGES, require_export_extra
+from shard_builder.export_extra import COMPRESSION_PACKAGES, LIBRARIES_BYTES, require_export_extra
 from shard_builder.kept_models import announce_needs, conversion_key, keep
 from shard_builder.model_files import MODEL_GRAPH, MODEL_WEIGHTS, TOKENIZER_FILES, companions
 from shard_builder.reporting import Reporter
@@ -19,7 +19,7 @@ from shard_builder.weight_forecast import Weight, forecast_bytes, graph_weights,
 
 BILLION = 1_000_000_000
 COMPRESSION_MEMORY_FACTOR = 2.0
-"""Of the weights' bytes as they are: measured, with what is mapped."""
+"""Of the weights' bytes as they are: those that are mapped, and the compressed ones; on the safe side."""
 
 
 def suggest(device: TargetDevice, parameters: int) -> WeightChoice:
@@ -88,7 +88,7 @@ def compress_ir(
     destination = work_folder / key
     if destination.is_dir():
         return destination, choice
-    announce_needs(reporter, what, round(now * COMPRESSION_MEMORY_FACTOR), needed)
+    announce_needs(reporter, what, round(now * COMPRESSION_MEMORY_FACTOR) + LIBRARIES_BYTES, needed)
 
     def make(scratch: Path) -> None:
         run_child_work(

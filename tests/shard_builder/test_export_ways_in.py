@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ``checkpoint`` and ``starcoder.gguf``."""
     folder = tmp_path_factory.mktemp("made")
     program = Path(__file__).with_name("make_checkpoint.py")
-    run = subprocess.run([sys.executable, str(program), str(folder)], capture_output=True, text=True, timeout=200)
+    run = subprocess.run([sys.executable, str(program), str(folder)], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return folder
 

@@ -9,13 +9,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import ModelError
-from fleet.gateway_messages import ChatMessage
+from fleet.gateway_messages import ChatMessage, Generate
 from pipeline.gateway.answer_text import Answer, IncrementalDetokenizer, StopFilter
+from pipeline.gateway.intake import RequestRefused, ServedModel, prompt_tokens
 from pipeline.gateway.tokenizer import ModelTokenizer, TemplateError
 
 CONTEXT_TOKENS = 8192
@@ -129,6 +131,19 @@ def test_a_template_that_never_works_counts_as_none(smollm2_two_stages: Path, tm
     assert not tokenizer.has_chat_template
     with pytest.raises(TemplateError, match="no chat template"):
         tokenizer.render_chat([ChatMessage("user", "Hello")])
+
+
+def test_a_chat_with_a_model_without_a_template_is_plain_text_where_that_is_asked_for(
+    smollm2_two_stages: Path, tmp_path: Path
+) -> None:
+    tokenizer = with_template(smollm2_two_stages, tmp_path / "broken", "{{ raise_exception('never') }}")
+    chat = Generate(number=1, messages=(ChatMessage("system", "Be brief."), ChatMessage("user", "Hello")))
+    model = ServedModel("model", VOCABULARY)
+    with pytest.raises(RequestRefused, match="/v1/completions") as refused:
+        prompt_tokens(chat, model, tokenizer)
+    assert refused.value.code == "template"
+    tokens = prompt_tokens(msgspec.structs.replace(chat, plain_without_template=True), model, tokenizer)
+    assert tokenizer.decode(tokens) == "Be brief.\n\nHello"
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
