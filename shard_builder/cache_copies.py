@@ -7,54 +7,82 @@ from fusing it with their attention: the sums are formed in another order, and n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import openvino as ov
 from openvino import opset13
 
-from shard_builder.graph import ASSIGN, SHAPE_OF
-from shard_builder.layers import State, grown_by
-from shard_builder.opened_model import OpenedModel
+from shard_builder.graph import ASSIGN, SHAPE_OF, Tensor
+from shard_builder.layers import LayerMap, State, grown_by
+from shard_builder.opened_model import OpenedModel, cache_pattern
 from shard_builder.stage_plan import StagePlan
 
 
-def copy_caches(model: ov.Model, opened: OpenedModel, stages: Sequence[StagePlan]) -> ov.Model:
-    """The model, which is made of the opened one's operations, with a copy of every cache that a stage borrows."""
+def copy_caches(
+    model: ov.Model, opened: OpenedModel, layers: LayerMap, copies: Sequence[tuple[StagePlan, OpenedModel]]
+) -> ov.Model:
+    """The model with copies of the caches that its stages borrow.
+
+    Args:
+        model: made of ``opened.operations``.
+        opened: the model as it was read.
+        layers: its layers.
+        copies: every stage that borrows caches, each with the same model read anew, of which the copies are made.
+    """
     sinks = list(model.get_sinks())
-    for number, plan in enumerate(stages):
-        for state in plan.copied:
-            concat = grown_by(opened.graph, state)
-            if concat is None:
-                continue
-            owners = [stage for stage in stages if state in stage.states and state not in stage.copied]
-            theirs = frozenset().union(*(stage.nodes for stage in owners))
-            readers = {
-                opened.operations[consumer].get_name()
-                for consumer, _ in opened.graph.consumers[concat]
-                if consumer in plan.nodes - theirs and opened.graph.nodes[consumer].kind not in (ASSIGN, SHAPE_OF)
-            }
-            copy = _copy(opened, state, opened.operations[concat], readers, f"{state.variable}/stage{number}")
-            sinks += [copy] if copy is not None else []
+    for number, (plan, twin) in enumerate(copies):
+        members = _members(layers, plan.copied)
+        for member in members:
+            for index, (source, port) in enumerate(opened.graph.nodes[member].inputs):
+                if source not in members:
+                    twin.operations[member].input(index).replace_source_output(opened.operations[source].output(port))
+        sinks += [_copy_state(opened, twin, state, f"{state.variable}/{number}") for state in plan.copied]
+        for member in members:
+            for reader, port in set(opened.graph.consumers[member]):
+                if reader in members or opened.graph.nodes[reader].kind in (ASSIGN, SHAPE_OF):
+                    continue
+                if reader in plan.nodes:
+                    _read_copy(opened, twin, reader, Tensor(member, port))
     copied = ov.Model(model.get_results(), sinks, model.get_parameters(), model.get_friendly_name())
     for key, value in model.get_rt_info().items():
         copied.set_rt_info(value, key)
     return copied
 
 
-def _copy(opened: OpenedModel, state: State, concat: Any, readers: set[str], variable: str) -> Any | None:
-    """The Assign of the copy; None for a cache that is kept in another type than it is read in."""
+def _members(layers: LayerMap, states: Sequence[State]) -> frozenset[int]:
+    """What is made of the states' caches alone, without what reads and stores them."""
+    outside = {state.read for group in layers.states for state in group} - {state.read for state in states}
+    found = {state.read for state in states}
+    for number in sorted(layers.caches):
+        sources = {source for source, _ in layers.graph.nodes[number].inputs}
+        if number not in outside and sources & found:
+            found.add(number)
+    return frozenset(found - {node for state in states for node in (state.read, state.assign)})
+
+
+def _copy_state(opened: OpenedModel, twin: OpenedModel, state: State, variable: str) -> ov.Node:
+    """Lets the copied nodes read a variable of their own; the Assign that stores it."""
     read = opened.operations[state.read]
-    past = concat.input_value(0)
-    element_type = read.get_output_element_type(0)
-    if past.get_element_type() != element_type or concat.get_output_element_type(0) != element_type:
-        return None
-    copy = opset13.read_value(read.input_value(0), variable, element_type, read.get_output_partial_shape(0))
+    start = read.input_value(0)
+    copy = opset13.read_value(start, variable, read.get_output_element_type(0), read.get_output_partial_shape(0))
     held = copy.output(0)
-    gather = past.get_node()
-    if gather.get_type_name() == "Gather":
+    concat = grown_by(opened.graph, state)
+    pattern = cache_pattern(opened, state)
+    if concat is not None and pattern is not None and pattern.gather is None:
+        gather = opened.operations[concat].input_value(0).get_node()
         held = opset13.gather(held, gather.input_value(1), gather.input_value(2)).output(0)
-    grown = opset13.concat([held, concat.input_value(1)], int(concat.get_attributes()["axis"]))
-    for target in list(concat.output(0).get_target_inputs()):
-        if target.get_node().get_name() in readers:
-            target.replace_source_output(grown.output(0))
-    return opset13.assign(grown, variable)
+    for reader, port in opened.graph.consumers[state.read]:
+        if opened.graph.nodes[reader].kind != SHAPE_OF:
+            _redirect(twin, reader, opened, Tensor(state.read, port), held)
+    stored, _ = opened.graph.nodes[state.assign].inputs[0]
+    return opset13.assign(twin.operations[stored], variable)
+
+
+def _read_copy(opened: OpenedModel, twin: OpenedModel, reader: int, tensor: Tensor) -> None:
+    _redirect(opened, reader, opened, tensor, twin.operations[tensor.node].output(tensor.port))
+
+
+def _redirect(of: OpenedModel, reader: int, opened: OpenedModel, tensor: Tensor, output: ov.Output) -> None:
+    """Lets a node of one model read ``output`` wherever the graph has it read a tensor."""
+    for index, source in enumerate(opened.graph.nodes[reader].inputs):
+        if source == tensor:
+            of.operations[reader].input(index).replace_source_output(output)

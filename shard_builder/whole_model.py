@@ -55,7 +55,9 @@ def whole_model(core: ov.Core, analysis: Analysis, cuts: Sequence[int]) -> ov.Mo
         surgeon = StageSurgeon(opened, analysis.layers, plan, {}, {}, analysis.hidden_size)
         model = surgeon.operate("whole").model
     if has_copied_caches(analysis, cuts):
-        model = copy_caches(model, opened, plan_cut(core, analysis, (0, *cuts, count)).stages)
+        stages = plan_cut(core, analysis, (0, *cuts, count)).stages
+        copies = [(stage, open_model(core, analysis.source.graph)) for stage in stages if stage.copied]
+        model = copy_caches(model, opened, analysis.layers, copies)
     return model
 
 
