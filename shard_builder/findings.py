@@ -73,12 +73,13 @@ def explain(manifest: Manifest) -> tuple[str, ...]:
     if unequal:
         worst = max(unequal, key=lambda case: case.max_abs_diff)
         notes.append(
-            f"The shards' logits differ from the whole model's by up to {worst.max_abs_diff:.3g} ({worst.case}), with a "
-            f"KV cache in {verification.kv_precision} and all else in f32; {len(unequal)} of {len(verification.cases)} "
-            "cases differ."
+            f"The shards' logits differ from the whole model's by up to {worst.max_abs_diff:.3g} ({worst.case}), with "
+            f"the KV cache in {verification.kv_precision} and all else in f32; {len(unequal)} of "
+            f"{len(verification.cases)} cases differ."
         )
-    for one in verification.left_out:
-        notes.append(f"Not compared: {one.case} ({one.reason}).")
+    for reason in dict.fromkeys(one.reason for one in verification.left_out):
+        cases = ", ".join(one.case for one in verification.left_out if one.reason == reason)
+        notes.append(f"Not compared: {cases} ({reason.rstrip('.')}).")
     for result in verification.rollback:
         if not is_noise(result, verification.kv_precision):
             notes.append(
