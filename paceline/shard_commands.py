@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from fleet.errors import ModelError
 from paceline import shard_compile_command, shard_diff_command, shard_formats_command, shard_npu_command
 from paceline.command import command
 from paceline.parsing import parse_numbers
@@ -151,3 +152,9 @@ def _register_verify(shard: typer.Typer) -> None:
                 progress=progress,
             )
         show_check(check, json)
+        if check.is_wrong:
+            worst = max(check.cases, key=lambda case: case.max_abs_diff)
+            raise ModelError(
+                f"The shards in {folder} give other logits than the whole model (largest difference "
+                f"{worst.max_abs_diff:.3g}, in the case '{worst.case}'); build them again."
+            )

@@ -72,6 +72,11 @@ class Check(msgspec.Struct, frozen=True):
     paged: PagedForm | None
     """Tried on the CPU; for another device, what was found before."""
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the shards give other logits than rounding explains."""
+        return self.max_abs_diff > WRONG_LOGITS
+
 
 def verify(
     folder: Path,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openvino as ov
 import pytest
 import typer
@@ -92,10 +93,16 @@ def test_how_much_is_checked_is_chosen_and_said(run: Callable[..., Result], tiny
     inspected = run("inspect", shards, "--json")
     assert document(inspected)["verification"] is None
     assert inspected.stderr.count("have not been checked against the whole model") == 1
-    assert "a sample" in run("verify", shards, "--sample").stdout
+    reference = tmp_path / "reference"
+    assert "a sample" in run("verify", shards, "--sample", "--reference", reference).stdout
     inspected = run("inspect", shards, "--json")
     assert (document(inspected)["verification"]["sampled"], inspected.stderr) == (True, "")
     assert run("build", "model", "-o", shards, "--stages", 2, "--sample", "--check", "none").exit_code == 2
+    for logits in reference.glob("logits-*.npy"):
+        np.save(logits, np.load(logits) + 1)
+    wrong = run("verify", shards, "--sample", "--reference", reference, "--json")
+    assert (wrong.exit_code, json.loads(wrong.stdout)["max_abs_diff"]) == (1, pytest.approx(1, abs=1e-4))
+    assert "give other logits than the whole model (largest difference 1, in the case" in wrong.stderr
 
 
 def test_faults_are_one_sentence(run: Callable[..., Result], tiny_model: Writer, tmp_path: Path) -> None:
