@@ -89,6 +89,10 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
     if inspection.stages:
         ways = " or ".join(_ROLLBACK_WORDS[kind] for kind in inspection.rollback)
         yield "rollback", f"rejected tokens are taken back {ways}" if ways else "no way was found to take tokens back"
+        yield (
+            "memory",
+            f"predicted for one chat of {inspection.memory_context_tokens:,} tokens on CPUs, the mapped weights apart",
+        )
         yield "paged", _paged_words(inspection.paged)
 
 
@@ -128,7 +132,7 @@ def _layer_rows(layers: Sequence[Layer], every_layer: bool) -> list[tuple[list[i
 
 
 def _stage_table(inspection: Inspection) -> Table:
-    table = plain_table("stage", "layers", "weights", "cut's own", "KV per token", "fused")
+    table = plain_table("stage", "layers", "weights", "cut's own", "KV per token", "memory", "fused")
     for stage in inspection.stages:
         fused = stage.fused_attention
         table.add_row(
@@ -137,6 +141,7 @@ def _stage_table(inspection: Inspection) -> Table:
             size_words(stage.bytes),
             size_words(stage.cut_bytes),
             size_words(stage.kv_bytes_per_token),
+            size_words(stage.memory_bytes),
             f"{fused.fused} of {fused.expected}",
         )
     return table

@@ -25,6 +25,8 @@ from fleet.manifest import (
     WeightFormat,
     load_manifest,
 )
+from fleet.memory_need import ModelNeed, StageMemory
+from fleet.placement import DEFAULT_CONTEXT_TOKENS
 from shard_builder.analysis import analyse
 from shard_builder.manifest_parts import KV_BYTES, describe_model
 from shard_builder.reporting import Reporter
@@ -51,6 +53,10 @@ class InspectedStage(msgspec.Struct, frozen=True):
     fused_attention: FusedAttention
     kv_bytes_per_token: int
     """Of all its layers, for one token of one sequence."""
+    memory: StageMemory
+    """Predicted for its process on a CPU, with one chat of ``memory_context_tokens``."""
+    memory_bytes: int
+    """All of ``memory`` but the mapped weight file, which the system may give back at any time."""
     cut_bytes: int
     """Weight bytes that belong to this cut alone; the rest of ``bytes`` is shared by every cut, or padding."""
     inputs: tuple[str, ...]
@@ -102,6 +108,8 @@ class Inspection(msgspec.Struct, frozen=True):
     """What the weights consist of. The hashes are empty where the model is not cut: its weights are not read."""
     shared_weights: SharedWeights
     weight_formats: tuple[WeightFormat, ...]
+    memory_context_tokens: int
+    """The length of chat for which the stages' ``memory`` is given."""
     has_chat_template: bool
     stop_token_ids: tuple[int, ...]
     stages: tuple[InspectedStage, ...]
@@ -150,6 +158,8 @@ def inspect_manifest(manifest: Manifest, kv_precision: KvPrecision | None = None
         msgspec.structs.replace(layer, kv_bytes_per_token=layer.kv_elements_per_token * KV_BYTES[precision])
         for layer in manifest.layers
     )
+    context_tokens = min(DEFAULT_CONTEXT_TOKENS, manifest.context_tokens or DEFAULT_CONTEXT_TOKENS)
+    need = ModelNeed(manifest, context_tokens, users=1, kv_precision=precision)
     of_model = [run for run in manifest.runs if run.kind != "cut"]
     of_cut = {run.sha256: run for run in manifest.runs if run.kind == "cut"}
     return Inspection(
@@ -166,9 +176,10 @@ def inspect_manifest(manifest: Manifest, kv_precision: KvPrecision | None = None
         runs=manifest.runs,
         shared_weights=SharedWeights(len(of_model), _total_bytes(of_model), len(of_cut), _total_bytes(of_cut.values())),
         weight_formats=manifest.weight_formats,
+        memory_context_tokens=context_tokens,
         has_chat_template=manifest.has_chat_template,
         stop_token_ids=manifest.stop_token_ids,
-        stages=tuple(_inspect_stage(stage, layers, of_cut) for stage in manifest.stages),
+        stages=tuple(_inspect_stage(stage, layers, of_cut, need) for stage in manifest.stages),
         verification=manifest.verification,
         rollback=manifest.rollback,
         paged=manifest.paged,
@@ -176,8 +187,9 @@ def inspect_manifest(manifest: Manifest, kv_precision: KvPrecision | None = None
     )
 
 
-def _inspect_stage(stage: Stage, layers: tuple[Layer, ...], of_cut: dict[str, Run]) -> InspectedStage:
+def _inspect_stage(stage: Stage, layers: tuple[Layer, ...], of_cut: dict[str, Run], need: ModelNeed) -> InspectedStage:
     own_layers = layers[stage.first_layer : stage.end_layer]
+    memory = need.memory(stage.first_layer, stage.end_layer)
     return InspectedStage(
         stage=stage.stage,
         first_layer=stage.first_layer,
@@ -186,6 +198,8 @@ def _inspect_stage(stage: Stage, layers: tuple[Layer, ...], of_cut: dict[str, Ru
         files=(stage.graph, stage.weights),
         fused_attention=FusedAttention(stage.stage, stage.fused_attention, stage.expected_attention),
         kv_bytes_per_token=sum(layer.kv_bytes_per_token for layer in own_layers),
+        memory=memory,
+        memory_bytes=memory.anonymous_bytes,
         cut_bytes=_total_bytes(of_cut[place.sha256] for place in stage.runs if place.sha256 in of_cut),
         inputs=stage.inputs,
         cut_tensors=stage.cut_tensors,

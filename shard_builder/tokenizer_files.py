@@ -120,7 +120,7 @@ def has_chat_template(folder: Path, tokenizer_folder: Path) -> bool:
                 content = json.loads((place / name).read_bytes())
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 raise ModelError(f"{place / name} is damaged: it is not JSON.") from None
             if isinstance(content, dict) and content.get("chat_template"):
                 return True

@@ -405,9 +405,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-def test_a_disk_of_50_mb(desk: Desk, small_disk: Path, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = desk.refused("build", desk.model, "-o", small_disk / "shards", "--stages", 2)
-    assert re.search(r"need[s]? .* free", full)
+def test_a_disk_of_50_mb(
+    desk: Desk,
+    small_disk: Path,
+    smollm2_gguf: Path,
+    smollm2_two_stages: Path,
+    converted_models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = next(path.parent for path in converted_models.rglob(GRAPH))
+    full = desk.refused("build", model, "-o", small_disk / "shards", "--stages", 2)
+    assert re.search(r"need .* free", full)
     monkeypatch.setenv(HOME_VARIABLE, str(small_disk))
     result = desk.run("build", smollm2_gguf, "-o", desk.folder / "shards", "--stages", 2)
     assert result.exit_code == 1
