@@ -13,7 +13,7 @@ from shard_builder.child_work import LibraryRefusedError, run_child_work
 from shard_builder.export_extra import EXPORT_PACKAGES, LIBRARIES_BYTES, require_export_extra
 from shard_builder.gguf import GgufHead
 from shard_builder.kept_models import announce_needs, conversion_key, keep
-from shard_builder.model_files import MODEL_GRAPH, MODEL_WEIGHTS, TOKENIZER_FILES
+from shard_builder.model_files import MODEL_GRAPH, MODEL_WEIGHTS, TOKENIZER_FILES, is_tokenizer_source
 from shard_builder.reporting import Reporter
 
 READER_ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -73,8 +73,11 @@ def _convert_with_transformers(file: Path, head: GgufHead, work_folder: Path, re
 
     def make(scratch: Path) -> None:
         with _linked(file, scratch) as link:
-            _run_reader(link, file, reporter, "tokenizer")
             _run_transformers(link, file, reporter)
+            for path in scratch.iterdir():
+                if is_tokenizer_source(path.name):
+                    path.unlink()  # what transformers takes for the file's tokenizer is another one
+            _run_reader(link, file, reporter, "tokenizer")
         _complete(file, head, scratch)
 
     return keep(destination, disk, what, make)
