@@ -88,6 +88,7 @@ class ModelNeed:
                 initial=0,
             )
         )
+        self._borrowed = [layer.borrowed_caches for layer in manifest.layers]
         kept = [0] * (self.layers + 2)
         read = [0] * (self.layers + 2)
         self._runs = [(run.bytes, _parts(run, self.layers)) for run in manifest.runs]
@@ -103,7 +104,7 @@ class ModelNeed:
     def memory(self, first_layer: int, end_layer: int) -> StageMemory:
         """What layers ``first_layer`` to ``end_layer`` (exclusive) take as one stage."""
         first, end = self._parts_of(first_layer, end_layer)
-        kv_of_one = self._kv_of_one[end_layer] - self._kv_of_one[first_layer]
+        kv_of_one = self._kv_of(first_layer, end_layer)
         return StageMemory(
             mapped_bytes=sum(size for size, parts in self._runs if any(first <= part < end for part in parts)),
             weight_bytes=self._kept[end + 1] - self._kept[first + 1],
@@ -115,13 +116,19 @@ class ModelNeed:
     def of(self, first_layer: int, end_layer: int) -> StageNeed:
         """What layers ``first_layer`` to ``end_layer`` (exclusive) need as one stage."""
         first, end = self._parts_of(first_layer, end_layer)
-        kv_of_one = self._kv_of_one[end_layer] - self._kv_of_one[first_layer]
+        kv_of_one = self._kv_of(first_layer, end_layer)
         beside = PROCESS_BYTES + LATER_KERNELS_BYTES + (GATEWAY_BYTES if first_layer == 0 else 0)
         return StageNeed(
             weight_bytes=self._kept[end + 1] - self._kept[first + 1],
             kv_bytes=kv_of_one * self._users,
             runtime_bytes=beside + self._step_bytes + kv_of_one,
         )
+
+    def _kv_of(self, first_layer: int, end_layer: int) -> int:
+        """Bytes of one sequence's KV cache, copies of earlier layers' caches that these layers read included."""
+        borrowed = {owner for layer in range(first_layer, end_layer) for owner in self._borrowed[layer]}
+        copies = sum(self._kv_of_one[owner + 1] - self._kv_of_one[owner] for owner in borrowed if owner < first_layer)
+        return self._kv_of_one[end_layer] - self._kv_of_one[first_layer] + copies
 
     def load(self, first_layer: int, end_layer: int) -> int:
         """Bytes that a stage reads for every token, which stand for its time: its layers, and the head at the end.

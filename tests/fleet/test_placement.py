@@ -247,3 +247,15 @@ def test_a_room_full_of_different_pcs_is_planned_in_seconds() -> None:
     assert time.monotonic() - begun < 20
     assert problem_of(placement) == ""
     assert len(placement.stages) + len(placement.left_out) == 24
+
+
+def test_a_stage_needs_memory_for_the_caches_that_it_copies() -> None:
+    plain = model((100, 100, 100), kv_elements=8)
+    borrowing = msgspec.structs.replace(
+        plain, layers=(*plain.layers[:2], msgspec.structs.replace(plain.layers[2], borrowed_caches=(0,)))
+    )
+    without, within = (ModelNeed(manifest, 1000, 2) for manifest in (plain, borrowing))
+    one = without.of(1, 2).kv_bytes
+    assert within.of(2, 3).kv_bytes == without.of(2, 3).kv_bytes + one
+    assert within.of(1, 2).kv_bytes == one
+    assert within.of(0, 3).kv_bytes == without.of(0, 3).kv_bytes

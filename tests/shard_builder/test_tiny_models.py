@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import openvino as ov
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleet.build_messages import BuildProgress
@@ -22,6 +24,7 @@ from fleet.errors import CancelledError, ModelError
 from fleet.manifest import RUN_ALIGNMENT_BYTES, Manifest, load_manifest
 from shard_builder import build, inspect, parts, verify
 from shard_builder.reference import exact_properties
+from tests.shard_builder.conftest import TinyDecoder
 
 Writer = Callable[..., Path]
 
@@ -70,6 +73,29 @@ def test_what_runs_beside_the_stream_crosses_with_it(
     embedding = {run.sha256 for run in manifest.runs if -1 in run.parts and run.kind == "embedding"}
     assert embedding
     assert not embedding & {place.sha256 for stage in manifest.stages[1:] for place in stage.runs}
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    cuts=st.sets(st.integers(1, 3), min_size=1),
+    traits=st.fixed_dictionaries(
+        {
+            "shared_cache": st.booleans(),
+            "per_layer_inputs": st.booleans(),
+            "gather": st.booleans(),
+            "explicit_ports": st.booleans(),
+            "tied": st.booleans(),
+        }
+    ),
+)
+def test_any_traits_cut_anywhere_give_the_whole_models_logits(
+    tmp_path_factory: pytest.TempPathFactory, cuts: set[int], traits: dict[str, bool]
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    model = TinyDecoder(layers=4, **traits).write(folder / "model")
+    manifest = build(model, folder / "shards", cuts=sorted(cuts), kv_precision="f32")
+    assert manifest.verification is not None
+    assert manifest.verification.max_abs_diff == 0.0
 
 
 def test_the_manifest_describes_the_model(tiny_model: Writer, tmp_path: Path) -> None:

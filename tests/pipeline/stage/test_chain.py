@@ -35,6 +35,8 @@ from pipeline.messages import (
     Step,
     StepResult,
 )
+from shard_builder import build
+from tests.shard_builder.conftest import TinyDecoder
 
 DEADLINE_S = 60.0
 NEW_TOKENS = 16
@@ -139,7 +141,11 @@ def gateway(pipeline: LocalPipeline) -> Iterator[SmallGateway]:
 
 @pytest.fixture(scope="module")
 def whole(smollm2_ir: Path) -> Generate:
-    """Greedy text of the whole model, as plain OpenVINO gives it."""
+    return whole_model(smollm2_ir)
+
+
+def whole_model(folder: Path) -> Generate:
+    """Greedy text of a whole model, as plain OpenVINO gives it."""
     exact = {
         "KV_CACHE_PRECISION": "f32",
         "INFERENCE_PRECISION_HINT": "f32",
@@ -147,7 +153,7 @@ def whole(smollm2_ir: Path) -> Generate:
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
         "INFERENCE_NUM_THREADS": 1,
     }
-    compiled = ov.Core().compile_model(smollm2_ir / "openvino_model.xml", "CPU", exact)
+    compiled = ov.Core().compile_model(folder / "openvino_model.xml", "CPU", exact)
 
     def generate(prompt: Sequence[int], count: int) -> list[int]:
         request = compiled.create_infer_request()
@@ -173,6 +179,21 @@ def whole(smollm2_ir: Path) -> Generate:
 def test_greedy_text_is_that_of_the_whole_model(gateway: SmallGateway, whole: Generate) -> None:
     for prompt in PROMPTS.values():
         assert gateway.generate(prompt, NEW_TOKENS) == whole(prompt, NEW_TOKENS)
+
+
+def test_cuts_that_several_tensors_cross_are_served(tmp_path: Path) -> None:
+    model = TinyDecoder(layers=4, per_layer_inputs=True, shared_cache=True).write(tmp_path / "model")
+    manifest = build(model, tmp_path / "shards", cuts=[1, 3], kv_precision="f32", check="none")
+    assert all(len(stage.cut_tensors) > 1 for stage in manifest.stages[1:])
+    generate = whole_model(model)
+    with LocalPipeline(tmp_path / "shards", kv_precision="f32", exact=True, threads=1) as running:
+        small = SmallGateway(running.stage_addresses, running.identity)
+        try:
+            assert all(isinstance(message, Attached) for message in small.attach())
+            for prompt in ((5, 60, 17), (1, 2, 3, 4, 5, 6, 7)):
+                assert small.generate(prompt, NEW_TOKENS) == generate(prompt, NEW_TOKENS)
+        finally:
+            small.close()
 
 
 def test_a_prompt_in_chunks_gives_the_same_text(gateway: SmallGateway, whole: Generate) -> None:
