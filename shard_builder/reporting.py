@@ -9,15 +9,15 @@ from fleet.build_messages import BuildPhase, BuildProgress
 from fleet.errors import CancelledError
 from shard_builder.child_work import WorkProgress
 
-_PHASES: dict[BuildPhase, tuple[float, float]] = {
-    "download": (0.0, 0.1),
-    "convert": (0.1, 0.2),
-    "compress": (0.2, 0.3),
-    "analyse": (0.3, 0.35),
-    "write": (0.35, 0.6),
-    "verify": (0.6, 1.0),
+_PHASE_ENDS: dict[BuildPhase, float] = {
+    "download": 0.1,
+    "convert": 0.2,
+    "compress": 0.3,
+    "analyse": 0.35,
+    "write": 0.6,
+    "verify": 1.0,
 }
-
+"""What share of a build is done when a phase is; one begins where the last that was not skipped ended."""
 
 SETTLED_S = 0.5
 """How long a phase must have run before its rate means something."""
@@ -30,7 +30,8 @@ class Reporter:
         self._progress = progress or (lambda _: None)
         self.cancelled = cancelled or (lambda: False)
         self._began: tuple[BuildPhase, float, int] | None = None
-        self._fraction = 0.0
+        self._phase: BuildPhase | None = None
+        self._phase_start = self._fraction = 0.0
 
     def check(self) -> None:
         """Ends the build where the caller wants that.
@@ -48,9 +49,10 @@ class Reporter:
             CancelledError: the caller wants the build to end.
         """
         self.check()
-        start, end = _PHASES[phase]
-        # A model that is downloaded or compressed goes through phases that others skip.
-        fraction = self._fraction = max(self._fraction, start + (end - start) * min(share, 1.0))
+        if phase != self._phase:
+            self._phase, self._phase_start = phase, self._fraction
+        reached = self._phase_start + (_PHASE_ENDS[phase] - self._phase_start) * min(share, 1.0)
+        fraction = self._fraction = max(self._fraction, reached)
         self._progress(
             BuildProgress(
                 phase=phase,
