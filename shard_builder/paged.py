@@ -17,6 +17,7 @@ after the other), ``block_indices_begins`` and ``max_context_len``. A smaller ``
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from shard_builder.surgery import HIDDEN_INPUT, SAMPLED_INPUT
 POSITION_INPUT = "position_ids"
 STEP_INPUTS = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "max_context_len")
 KEY_CACHE_PREFIX, VALUE_CACHE_PREFIX = "key_cache.", "value_cache."
+_THROWN = re.compile(r"\[(?P<transformation>\w+)\] END: node: (?:\w+::)?(?P<kind>\w+) .*CALLBACK HAS THROWN", re.DOTALL)
 
 
 class NotPagedError(ModelError):
@@ -88,7 +90,10 @@ def make_paged(model: ov.Model) -> None:
 
 
 def _refusal(error: RuntimeError) -> str:
-    """What OpenVINO says over several lines, without the places in its source."""
+    """What OpenVINO says over several lines, without the places in its source and without dumps of nodes."""
+    thrown = _THROWN.search(str(error))
+    if thrown is not None:
+        return f"its pass {thrown['transformation']} fails at a {thrown['kind']}"
     lines = [line.strip() for line in str(error).splitlines()]
     kept = [line for line in lines if line and not line.startswith(("Exception from", "Check '"))]
     return " ".join(kept)[:300].rstrip(". ") or type(error).__name__
