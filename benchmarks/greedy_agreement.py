@@ -30,7 +30,7 @@ from fleet.gateway_messages import ChatMessage, Delta, Failed, Generate, Samplin
 from fleet.manifest import KvPrecision
 from pipeline.local import LocalPipeline
 from shard_builder import build
-from shard_builder.sources import open_source
+from shard_builder.sources.ways_in import open_source
 
 PROMPTS = Path(__file__).parent.parent / "resources" / "prompts" / "greedy_agreement.json"
 NEW_TOKENS = 100

@@ -10,7 +10,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from fleet.manifest import load_manifest
-from shard_builder.sources import MODEL_GRAPH
+from shard_builder.sources.ways_in import MODEL_GRAPH
 
 PROPERTIES: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "KV_CACHE_PRECISION": "f16"}
 """Those of a stage process."""

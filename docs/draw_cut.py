@@ -18,9 +18,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import openvino as ov
 from cut_drawing import Box, CutFacts, draw
 
-from shard_builder.analysis import Analysis, analyse, plan_cut
-from shard_builder.graph import Graph, downstream, upstream
-from shard_builder.sources import open_source
+from shard_builder.cut.analysis import Analysis, analyse, plan_cut
+from shard_builder.cut.graph import Graph, downstream, upstream
+from shard_builder.sources.ways_in import open_source
 
 OUTPUT = Path(__file__).with_name("cut.svg")
 

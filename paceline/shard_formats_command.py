@@ -63,7 +63,7 @@ def register(shard: typer.Typer) -> None:
         """Show what a model's weights take in each format, before any is made."""
         import msgspec
 
-        from shard_builder.formats import list_formats
+        from shard_builder.sources.formats import list_formats
 
         found = list_formats(model)
         if json:

@@ -12,9 +12,9 @@ from fleet.telemetry import forbid_openvino_telemetry
 forbid_openvino_telemetry()
 
 from shard_builder.building import build
+from shard_builder.check.verification import Check, verify
 from shard_builder.difference import Difference, diff
+from shard_builder.forms.npu import prepare_npu
 from shard_builder.inspection import Inspection, inspect
-from shard_builder.npu import prepare_npu
-from shard_builder.verification import Check, verify
 
 __all__ = ["Check", "Difference", "Inspection", "build", "diff", "inspect", "prepare_npu", "verify"]

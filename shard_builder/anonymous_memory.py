@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from shard_builder.graph import Graph
+from shard_builder.cut.graph import Graph
 from shard_builder.weights import RunLayout
 
 MATRIX_READERS = frozenset({"MatMul"})

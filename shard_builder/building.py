@@ -23,24 +23,24 @@ from fleet.manifest import (
     Stage,
     encode_manifest,
 )
-from shard_builder.acceptance import accept
-from shard_builder.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
-from shard_builder.cases import CheckedModel, choose_sequences
-from shard_builder.chain import hidden_bytes
-from shard_builder.fusion_rules import check_fusion
-from shard_builder.layers import describe_entangled
+from shard_builder.check.acceptance import accept
+from shard_builder.check.cases import CheckedModel, choose_sequences
+from shard_builder.check.chain import hidden_bytes
+from shard_builder.check.reference import reference_bytes
+from shard_builder.check.verification import SOURCE_NAME, SourceRecord
+from shard_builder.cut.analysis import Analysis, CutPlan, analyse, choose_boundaries, plan_cut
+from shard_builder.cut.layers import describe_entangled
+from shard_builder.cut.opened_model import cache_pattern, open_model, plain_reason
+from shard_builder.cut.stage_plan import StagePlan
+from shard_builder.cut.surgery import StageSurgeon
+from shard_builder.fusion.rules import check_fusion
 from shard_builder.manifest_parts import describe_model, model_id
-from shard_builder.model_files import MODEL_WEIGHTS
-from shard_builder.opened_model import cache_pattern, open_model, plain_reason
 from shard_builder.output_folder import check_output, put_in_place, scratch_folder
-from shard_builder.reference import reference_bytes
 from shard_builder.reporting import Reporter
 from shard_builder.shard_files import file_entry, name_constants, write_graph
-from shard_builder.source_watch import unchanged
-from shard_builder.sources import open_source
-from shard_builder.stage_plan import StagePlan
-from shard_builder.surgery import StageSurgeon
-from shard_builder.verification import SOURCE_NAME, SourceRecord
+from shard_builder.sources.model_files import MODEL_WEIGHTS
+from shard_builder.sources.source_watch import unchanged
+from shard_builder.sources.ways_in import open_source
 from shard_builder.weights import WeightFileLayout, describe_run, hash_run, place_runs, write_weights
 
 SPARE_DISK_BYTES = 16 << 20

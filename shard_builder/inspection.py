@@ -27,10 +27,10 @@ from fleet.manifest import (
 )
 from fleet.memory_need import ModelNeed, StageMemory
 from fleet.placement import DEFAULT_CONTEXT_TOKENS
-from shard_builder.analysis import analyse
+from shard_builder.cut.analysis import analyse
 from shard_builder.manifest_parts import KV_BYTES, describe_model
 from shard_builder.reporting import Reporter
-from shard_builder.sources import open_source
+from shard_builder.sources.ways_in import open_source
 from shard_builder.weights import describe_run
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fleet.manifest import FileEntry, KvPrecision, Layer, Manifest, Run, Stage
-from shard_builder.analysis import Analysis
-from shard_builder.graph_digest import graph_digest
+from shard_builder.cut.analysis import Analysis
+from shard_builder.cut.graph_digest import graph_digest
 from shard_builder.weight_formats import weight_formats
 
 KV_BYTES: dict[KvPrecision, int] = {"f32": 4, "f16": 2, "bf16": 2, "u8": 1}

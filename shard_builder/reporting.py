@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from fleet.build_messages import BuildPhase, BuildProgress
 from fleet.errors import CancelledError
-from shard_builder.child_work import WorkProgress
+from shard_builder.sources.child_work import WorkProgress
 
 _PHASE_ENDS: dict[BuildPhase, float] = {
     "download": 0.1,

@@ -7,10 +7,10 @@ from pathlib import Path
 import openvino as ov
 
 from fleet.manifest import KvPrecision, Manifest
-from shard_builder.analysis import analyse
+from shard_builder.cut.analysis import analyse
 from shard_builder.manifest_parts import describe_model, model_id
 from shard_builder.shard_files import file_entry
-from shard_builder.sources import open_source
+from shard_builder.sources.ways_in import open_source
 from shard_builder.weights import describe_run, hash_run
 
 

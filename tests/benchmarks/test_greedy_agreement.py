@@ -14,7 +14,7 @@ TOKENS = 40
 
 @pytest.fixture(scope="module")
 def whole_model(smollm2_gguf: Path, converted_models: Path) -> Path:
-    from shard_builder.sources import open_source
+    from shard_builder.sources.ways_in import open_source
 
     return open_source(smollm2_gguf, converted_models).folder
 

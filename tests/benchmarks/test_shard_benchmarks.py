@@ -13,7 +13,7 @@ from benchmarks.shard_speed import CHAIN, compare, make_runners
 from benchmarks.shard_speed import WHOLE as WHOLE_MODEL
 from fleet.manifest import load_manifest
 from fleet.memory_need import stage_memory
-from shard_builder.sources import open_source
+from shard_builder.sources.ways_in import open_source
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells own memory from mapped files")
 TOLERANCE = 0.1

@@ -9,7 +9,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from shard_builder.anonymous_memory import AnonymousMemory
-from shard_builder.opened_model import open_model
+from shard_builder.cut.opened_model import open_model
 from shard_builder.weights import Blob, lay_out
 
 ROWS, COLUMNS, GROUP = 64, 32, 8

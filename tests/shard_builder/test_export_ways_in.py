@@ -14,8 +14,8 @@ from fleet.build_messages import BuildProgress, WeightChoice
 from fleet.errors import ModelError
 from fleet.manifest import Manifest, load_manifest
 from shard_builder import build
-from shard_builder.formats import list_formats
-from shard_builder.sources import open_source
+from shard_builder.sources.formats import list_formats
+from shard_builder.sources.ways_in import open_source
 
 pytestmark = [
     pytest.mark.export,

@@ -7,7 +7,7 @@ from itertools import chain, combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard_builder.flow import UNLIMITED, FlowNetwork
+from shard_builder.cut.flow import UNLIMITED, FlowNetwork
 
 VERTICES = range(6)
 EDGES = st.dictionaries(

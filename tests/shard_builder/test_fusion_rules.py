@@ -10,10 +10,10 @@ import openvino as ov
 import pytest
 
 from fleet.manifest import FusionFault
-from shard_builder.chain import count_fused_attention
-from shard_builder.fusion_rules import RULES, check_fusion
-from shard_builder.opened_model import open_model
-from shard_builder.reference import exact_properties
+from shard_builder.check.chain import count_fused_attention
+from shard_builder.check.reference import exact_properties
+from shard_builder.cut.opened_model import open_model
+from shard_builder.fusion.rules import RULES, check_fusion
 from tests.shard_builder import broken_caches
 from tests.shard_builder.broken_caches import Caches
 from tests.shard_builder.conftest import TinyDecoder

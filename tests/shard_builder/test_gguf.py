@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import ModelError
-from shard_builder.gguf import is_gguf, read_head
+from shard_builder.sources.gguf import is_gguf, read_head
 
 
 def text(value: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard_builder.graph import (
+from shard_builder.cut.graph import (
     SHAPE_OF,
     Graph,
     Node,

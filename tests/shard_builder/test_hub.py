@@ -26,8 +26,8 @@ from fleet.build_messages import BuildProgress
 from fleet.data_dir import HOME_VARIABLE
 from fleet.errors import CancelledError, ModelError
 from shard_builder import build
-from shard_builder.child_work import WorkProgress
-from shard_builder.hub import HubModel, fetch, first_files, parse_hub_id, weight_files
+from shard_builder.sources.child_work import WorkProgress
+from shard_builder.sources.hub import HubModel, fetch, first_files, parse_hub_id, weight_files
 
 ID = "people/tiny"
 COMMIT = "c0ffee" + "0" * 34

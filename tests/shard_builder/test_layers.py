@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from fleet.errors import ModelError
-from shard_builder.crossing import crossing_tensors
-from shard_builder.graph import ASSIGN, READ_VALUE, SHAPE_OF, Graph, Node, Tensor
-from shard_builder.layers import LayerMap, find_layers, layers_exit
-from shard_builder.parts import HEAVY_CONSTANT_BYTES, find_parts
-from shard_builder.stage_plan import StagePlan, plan_stage
+from shard_builder.cut.crossing import crossing_tensors
+from shard_builder.cut.graph import ASSIGN, READ_VALUE, SHAPE_OF, Graph, Node, Tensor
+from shard_builder.cut.layers import LayerMap, find_layers, layers_exit
+from shard_builder.cut.parts import HEAVY_CONSTANT_BYTES, find_parts
+from shard_builder.cut.stage_plan import StagePlan, plan_stage
 
 
 class Sketch:

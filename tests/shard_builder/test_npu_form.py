@@ -23,9 +23,9 @@ from fleet.errors import CancelledError, ModelError
 from fleet.manifest import FileEntry, Manifest, NpuSlots, Stage, load_manifest
 from paceline.__main__ import app
 from shard_builder import build, prepare_npu, verify
-from shard_builder.npu_check import StaticStage
-from shard_builder.npu_form import NpuSizes, write_static_graph
-from shard_builder.reference import exact_properties
+from shard_builder.check.reference import exact_properties
+from shard_builder.forms.npu_check import StaticStage
+from shard_builder.forms.npu_form import NpuSizes, write_static_graph
 
 Writer = Callable[..., Path]
 SIZES = NpuSizes(context_tokens=40, chunk_tokens=6)

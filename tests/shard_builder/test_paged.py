@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from fleet.manifest import load_manifest
 from shard_builder import build, verify
-from shard_builder.cases import Sequence, Step
-from shard_builder.paged import NotPagedError, PagedShard, PagedStep, make_paged
-from shard_builder.paged_steps import can_be_paged, count_blocks, ragged_steps
-from shard_builder.reference import exact_properties
+from shard_builder.check.cases import Sequence, Step
+from shard_builder.check.reference import exact_properties
+from shard_builder.forms.paged import NotPagedError, PagedShard, PagedStep, make_paged
+from shard_builder.forms.paged_steps import can_be_paged, count_blocks, ragged_steps
 from tests.shard_builder import broken_caches
 from tests.shard_builder.conftest import VOCABULARY, TinyDecoder
 

@@ -7,7 +7,7 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard_builder.shapes import BATCH, PAST, SEQUENCE, TOTAL, Dimension, choose_sizes, recognise
+from shard_builder.cut.shapes import BATCH, PAST, SEQUENCE, TOTAL, Dimension, choose_sizes, recognise
 
 STATIC = st.sets(st.integers(1, 60), max_size=12)
 NAMES = st.sampled_from([(), (BATCH,), (SEQUENCE,), (PAST,), (TOTAL,), (BATCH, SEQUENCE), (BATCH, TOTAL)])

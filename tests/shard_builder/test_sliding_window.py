@@ -8,9 +8,9 @@ from pathlib import Path
 import openvino as ov
 import pytest
 
-from shard_builder.layers import find_states
-from shard_builder.opened_model import open_model
-from shard_builder.sliding_window import find_sliding_window
+from shard_builder.cut.layers import find_states
+from shard_builder.cut.opened_model import open_model
+from shard_builder.cut.sliding_window import find_sliding_window
 
 Writer = Callable[..., Path]
 

@@ -12,9 +12,9 @@ import pytest
 from fleet.errors import ModelError
 from fleet.manifest import Manifest, load_manifest
 from shard_builder import build
-from shard_builder.chain import run_chain
-from shard_builder.reference import make_reference
-from shard_builder.verification import reference_head
+from shard_builder.check.chain import run_chain
+from shard_builder.check.reference import make_reference
+from shard_builder.check.verification import reference_head
 
 CPU_LIMIT_S = 45
 """Processor time, which other programs on the machine do not lengthen."""

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from fleet.build_messages import BuildProgress
 from fleet.errors import CancelledError, ModelError
 from fleet.manifest import RUN_ALIGNMENT_BYTES, Manifest, load_manifest
-from shard_builder import build, inspect, parts, verify
-from shard_builder.reference import exact_properties
+from shard_builder import build, inspect, verify
+from shard_builder.check.reference import exact_properties
+from shard_builder.cut import parts
 from tests.shard_builder.conftest import TinyDecoder
 
 Writer = Callable[..., Path]

@@ -15,11 +15,11 @@ from openvino import opset13 as ops
 from fleet.errors import CancelledError, ModelError
 from fleet.manifest import KvPrecision, encode_manifest, load_manifest
 from shard_builder import build, verify
-from shard_builder.chain import run_chain
-from shard_builder.findings import record
-from shard_builder.reference import make_reference
+from shard_builder.check.chain import run_chain
+from shard_builder.check.findings import record
+from shard_builder.check.reference import make_reference
+from shard_builder.check.verification import reference_head
 from shard_builder.shard_files import file_entry
-from shard_builder.verification import reference_head
 
 Writer = Callable[..., Path]
 Edit = Callable[[ov.Model], None]
@@ -159,7 +159,7 @@ def test_a_model_with_a_window_takes_tokens_back_by_trimming_alone(tiny_model: W
 def test_the_mask_is_not_relied_on_where_the_check_does_not_reach_the_window(
     tiny_model: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shard_builder.cases.MAX_WINDOW_TOKENS", 20)
+    monkeypatch.setattr("shard_builder.check.cases.MAX_WINDOW_TOKENS", 20)
     manifest = build(tiny_model(sliding_window=40), tmp_path / "shards", stages=2)
     assert manifest.rollback == ("trim",)
     assert "did not reach beyond the sliding window of 40 tokens" in manifest.notes[-1]

@@ -17,11 +17,11 @@ from fleet.build_messages import BuildProgress, WeightChoice
 from fleet.errors import ModelError
 from fleet.manifest import load_manifest
 from shard_builder import build, verify
-from shard_builder.gguf import read_head
-from shard_builder.gguf_source import LICENCE_NOTE, convert_gguf_file
-from shard_builder.kept_models import CONVERT_ANYWAY_VARIABLE, announce_needs, keep
 from shard_builder.reporting import Reporter
-from shard_builder.sources import open_source
+from shard_builder.sources.gguf import read_head
+from shard_builder.sources.gguf_source import LICENCE_NOTE, convert_gguf_file
+from shard_builder.sources.kept_models import CONVERT_ANYWAY_VARIABLE, announce_needs, keep
+from shard_builder.sources.ways_in import open_source
 
 Writer = Callable[..., Path]
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.build_messages import WeightChoice
-from shard_builder.formats import list_formats
-from shard_builder.sources import open_source
-from shard_builder.weight_compression import suggest
-from shard_builder.weight_forecast import (
+from shard_builder.sources.formats import list_formats
+from shard_builder.sources.ways_in import open_source
+from shard_builder.sources.weight_compression import suggest
+from shard_builder.sources.weight_forecast import (
     SMALLEST_GROUP,
     Weight,
     checkpoint_weights,

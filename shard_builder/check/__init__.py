@@ -1,0 +1,1 @@
+"""Runs shards against the whole model and says what that found."""
