@@ -12,7 +12,7 @@ from fleet.build_messages import CheckLevel
 from fleet.errors import ModelError
 from fleet.manifest import KvPrecision, Manifest
 from shard_builder.check.chain import run_chain
-from shard_builder.check.findings import WRONG_LOGITS, explain, record
+from shard_builder.check.findings import WRONG_LOGITS, explain, record, wrong_from
 from shard_builder.check.reference import make_reference
 from shard_builder.check.verification import count_steps, reference_head
 from shard_builder.check.whole_model import distance_to_untouched, has_copied_caches, has_incomplete_caches, whole_model
@@ -49,13 +49,14 @@ def accept(
             manifest = msgspec.structs.replace(
                 manifest, notes=(*manifest.notes, *_describe_completion(distance, incomplete=incomplete, copied=copied))
             )
-            _refuse_wrong(analysis, distance or 0.0)
+            _refuse_wrong(analysis, distance or 0.0, WRONG_LOGITS)
         result = run_chain(core, folder, manifest.stages, reference, DEVICE, precision, Path(scratch), tick)
         manifest = record(manifest, reference, result)
+        limit = wrong_from(result.comparison)
         paged = check_paged(core, folder, manifest, reference, tick)
         del reference, result
     for case in manifest.verification.cases if manifest.verification else ():
-        _refuse_wrong(analysis, case.max_abs_diff, f" in the case '{case.case}'")
+        _refuse_wrong(analysis, case.max_abs_diff, limit, f" in the case '{case.case}'")
     return msgspec.structs.replace(manifest, paged=paged)
 
 
@@ -79,8 +80,8 @@ def _describe_completion(distance: float | None, *, incomplete: bool, copied: bo
     return notes
 
 
-def _refuse_wrong(analysis: Analysis, difference: float, where: str = "") -> None:
-    if difference > WRONG_LOGITS:
+def _refuse_wrong(analysis: Analysis, difference: float, limit: float, where: str = "") -> None:
+    if difference > limit:
         raise ModelError(
             f"{analysis.source.name} cannot be cut here: its shards give other logits than the whole model "
             f"(largest difference {difference:.3g}{where})."

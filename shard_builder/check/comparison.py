@@ -20,6 +20,7 @@ class Comparison:
     reference: Reference
     _cases: dict[str, float] = field(default_factory=dict)
     _rollbacks: dict[RollbackKind, tuple[float, float]] = field(default_factory=dict)
+    _range: float = 0.0
     _same: int = 0
     _total: int = 0
 
@@ -33,6 +34,7 @@ class Comparison:
             for step, logits, expected in _by_step(sequence.steps, found, self.reference.logits(sequence)):
                 difference = _largest(logits - expected)
                 self._cases[step.case] = max(self._cases.get(step.case, 0.0), difference)
+                self._range = max(self._range, float(np.ptp(expected)))
                 self._same += int(np.count_nonzero(logits.argmax(-1) == expected.argmax(-1)))
                 self._total += len(expected)
         if sequence.taken_back_by is not None:
@@ -61,6 +63,11 @@ class Comparison:
     def max_abs_diff(self) -> float:
         """Of all cases."""
         return max(self._cases.values(), default=0.0)
+
+    @property
+    def logit_range(self) -> float:
+        """Largest minus smallest of the whole model's logits in one step, in the step where it is widest."""
+        return self._range
 
     @property
     def greedy_match(self) -> float:

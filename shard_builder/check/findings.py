@@ -8,12 +8,20 @@ import openvino as ov
 from fleet.manifest import LeftOutCase, Manifest, RollbackKind, Verification
 from shard_builder.check.cases import MASK_INPUT, case_names, checked_model, crosses_window
 from shard_builder.check.chain import ChainResult
+from shard_builder.check.comparison import Comparison
 from shard_builder.check.reference import Reference
 from shard_builder.check.rollback import ROLLBACK_WORDS, is_noise
 from shard_builder.fusion.rules import explain_unfused
 
 WRONG_LOGITS = 1e-2
 """In f32 a right cut gives the same logits to the bit; a difference of this size means that the cut is wrong."""
+_WRONG_SHARE = 1e-2
+"""The same as a share of the logits' range, for models all of whose logits are small."""
+
+
+def wrong_from(comparison: Comparison) -> float:
+    """The difference of a logit beyond which the cut is wrong."""
+    return min(WRONG_LOGITS, _WRONG_SHARE * comparison.logit_range)
 
 
 def record(manifest: Manifest, reference: Reference, result: ChainResult) -> Manifest:

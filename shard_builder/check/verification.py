@@ -25,7 +25,7 @@ from fleet.manifest import (
 )
 from shard_builder.check.cases import checked_model, choose_sequences, step_count, whole_sequences
 from shard_builder.check.chain import run_chain
-from shard_builder.check.findings import WRONG_LOGITS, explain, record
+from shard_builder.check.findings import WRONG_LOGITS, explain, record, wrong_from
 from shard_builder.check.reference import Reference, ReferenceHead, load_reference, make_reference
 from shard_builder.check.whole_model import whole_model
 from shard_builder.cut.analysis import Analysis, analyse
@@ -71,11 +71,13 @@ class Check(msgspec.Struct, frozen=True):
     """Per stage, where its graph breaks the pattern that the device plugins fuse."""
     paged: PagedForm | None
     """Tried on the CPU; for another device, what was found before."""
+    wrong_from: float = WRONG_LOGITS
+    """The largest difference that rounding may explain: less where all logits are small."""
 
     @property
     def is_wrong(self) -> bool:
         """Whether the shards give other logits than rounding explains."""
-        return self.max_abs_diff > WRONG_LOGITS
+        return self.max_abs_diff > self.wrong_from
 
 
 def verify(
@@ -124,6 +126,7 @@ def verify(
         stored = _reference(core, folder, head, reference, Path(scratch), reporter, tick, work_folder)
         result = run_chain(core, folder, manifest.stages, stored, device, head.kv_precision, Path(scratch), tick)
         checked = record(_with_fusion_faults(core, folder, manifest), stored, result)
+        limit = wrong_from(result.comparison)
         if device.startswith("CPU"):
             paged = check_paged(core, folder, checked, stored, tick)
             checked = msgspec.structs.replace(checked, paged=paged)
@@ -131,7 +134,7 @@ def verify(
     found = checked.verification
     assert found is not None
     earlier = manifest.verification
-    if found.max_abs_diff <= WRONG_LOGITS and (earlier is None or (earlier.sampled and not found.sampled)):
+    if found.max_abs_diff <= limit and (earlier is None or (earlier.sampled and not found.sampled)):
         replace_manifest(folder, checked)
     return Check(
         max_abs_diff=found.max_abs_diff,
@@ -148,6 +151,7 @@ def verify(
         notes=explain(checked),
         fusion_faults=tuple(stage.fusion_faults for stage in checked.stages),
         paged=checked.paged,
+        wrong_from=limit,
     )
 
 

@@ -15,8 +15,10 @@ from openvino import opset13 as ops
 from fleet.errors import CancelledError, ModelError
 from fleet.manifest import KvPrecision, encode_manifest, load_manifest
 from shard_builder import build, verify
+from shard_builder.check.cases import Sequence, Step
 from shard_builder.check.chain import run_chain
-from shard_builder.check.findings import record
+from shard_builder.check.comparison import Comparison
+from shard_builder.check.findings import record, wrong_from
 from shard_builder.check.reference import make_reference
 from shard_builder.check.verification import reference_head
 from shard_builder.shard_files import file_entry
@@ -274,3 +276,18 @@ def test_a_check_that_is_stopped_leaves_no_half_of_a_reference(tiny_model: Write
     with pytest.raises(CancelledError):
         verify(shards, reference=tmp_path / "reference", cancelled=soon)
     assert not (tmp_path / "reference").exists()
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-6])
+def test_wrong_logits_are_told_at_every_scale(scale: float) -> None:
+    sequence = Sequence((Step("single steps", 1), Step("single steps", 1)))
+    expected = np.linspace(-1, 1, 20, dtype=np.float32).reshape(2, 10) * np.float32(scale)
+
+    class Stored:
+        def logits(self, _: Sequence) -> Any:
+            return expected
+
+    for factor, wrong in ((1.0, False), (1.0 + 1e-6, False), (-1.0, True), (1.1, True)):
+        comparison = Comparison(Stored())  # type: ignore[arg-type]
+        comparison.add(sequence, list(expected[:, None] * np.float32(factor)))
+        assert (comparison.max_abs_diff > wrong_from(comparison)) == wrong
