@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fleet.build_messages import TargetDevice, WeightChoice
 from fleet.errors import ModelError
+from fleet.manifest import MANIFEST_NAME
 from shard_builder.reporting import Reporter
 from shard_builder.sources.checkpoint_source import export_checkpoint, read_checkpoint
 from shard_builder.sources.gguf import GgufHead, is_gguf, read_head
@@ -97,8 +98,11 @@ def open_source(
         raise ModelError(f"The name {path.absolute()} has bytes that are no text; rename the folder or file.") from None
     try:
         exists = path.exists()
+        is_cut = (path / MANIFEST_NAME).is_file() and not (path / MODEL_GRAPH).is_file()
     except OSError as error:
         raise ModelError(f"{model} cannot be read: {error.strerror}.") from None
+    if is_cut:
+        raise ModelError(f"{path} holds shards, which are not cut again: give the model that they were made of.")
     name, origin = path.resolve().name, str(path.resolve())
     if not exists:
         hub_model = parse_hub_id(str(model))

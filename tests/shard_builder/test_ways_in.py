@@ -34,6 +34,13 @@ def companion_names(folder: Path) -> set[str]:
     return {entry.name for entry in load_manifest(folder).tokenizer}
 
 
+def test_shards_are_not_cut_again(tiny_model: Writer, tmp_path: Path) -> None:
+    build(tiny_model(), tmp_path / "shards", stages=2, check="none")
+    with pytest.raises(ModelError, match="holds shards, which are not cut again"):
+        build(tmp_path / "shards", tmp_path / "again", stages=3)
+    assert not (tmp_path / "again").exists()
+
+
 def test_licence_template_and_settings_come_along(tiny_model: Writer, tmp_path: Path) -> None:
     model = tiny_model()
     texts = {
