@@ -12,6 +12,7 @@ from fleet.controller import FleetController
 from fleet.data_dir import default_data_dir
 from fleet.errors import UnreachableError
 from fleet.views import DeploymentView, FleetView
+from paceline.temporary import uninterrupted
 
 Result = TypeVar("Result")
 
@@ -27,7 +28,8 @@ def run_with_controller(work: Callable[[FleetController], Awaitable[Result]], da
         try:
             return await work(controller)
         finally:
-            await controller.close()
+            with uninterrupted():
+                await controller.close()
 
     # The selector loop is the one that ZeroMQ's sockets work with on Windows too.
     with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
