@@ -50,7 +50,8 @@ def _register_build(shard: typer.Typer) -> None:
         ],
         output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The shard folder to make.")],
         stages: Annotated[
-            int | None, typer.Option("--stages", metavar="N", min=1, help="How many stages of about equal size.")
+            int | None,
+            typer.Option("--stages", metavar="N", min=1, help="How many stages; the layers are shared out evenly."),
         ] = None,
         cuts: Annotated[
             str | None, typer.Option("--cuts", metavar="A,B", help="First layers of the stages after the first.")
@@ -79,7 +80,7 @@ def _register_build(shard: typer.Typer) -> None:
         weights = weight_choice(weight_format, group_size, symmetric, target_device)
 
         from paceline.build_bar import build_bar
-        from paceline.shard_tables import show_inspection
+        from paceline.shard_tables import show_inspection, show_next_step
         from shard_builder import build as build_shards
         from shard_builder.inspection import inspect_manifest
 
@@ -96,6 +97,8 @@ def _register_build(shard: typer.Typer) -> None:
                 target_device=target_device,
             )
         show_inspection(inspect_manifest(manifest), json)
+        if not json:
+            show_next_step(output)
 
 
 def _register_inspect(shard: typer.Typer) -> None:
@@ -129,7 +132,7 @@ def _register_verify(shard: typer.Typer) -> None:
             typer.Option(
                 "--reference",
                 metavar="DIR",
-                help="The whole model's stored logits (made there if it is a new folder), or the whole model.",
+                help="A folder of stored logits of the whole model (filled if it is new), or the whole model.",
             ),
         ] = None,
         sample: Annotated[

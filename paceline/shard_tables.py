@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 from rich.table import Table
@@ -48,6 +49,12 @@ def show_inspection(inspection: Inspection, as_json: bool, every_layer: bool = F
         console.print(note)
 
 
+def show_next_step(folder: Path) -> None:
+    """Where the shards are that were just built, and the command that puts them to use."""
+    # Not broken into lines, so that the command can be copied.
+    PlainConsole().print(f"The shards are in {folder}; 'paceline serve {folder}' serves them.", soft_wrap=True)
+
+
 def show_check(check: Check, as_json: bool) -> None:
     """What a check of a shard folder found."""
     if as_json:
@@ -87,22 +94,29 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, str]]:
     yield "KV cache", f"in {inspection.kv_precision}"
     yield "chat", "has a chat template" if inspection.has_chat_template else "no chat template: it completes texts only"
     if inspection.stages:
-        ways = " or ".join(_ROLLBACK_WORDS[kind] for kind in inspection.rollback)
-        yield "rollback", f"rejected tokens are taken back {ways}" if ways else "no way was found to take tokens back"
+        yield "rollback", _rollback_words(inspection)
         yield (
             "memory",
-            f"predicted for one chat of {inspection.memory_context_tokens:,} tokens on CPUs, the mapped weights apart",
+            f"predicted for one chat of {inspection.memory_context_tokens:,} tokens on CPUs, "
+            "without the mapped weights",
         )
         yield "paged", _paged_words(inspection.paged)
+
+
+def _rollback_words(inspection: Inspection) -> str:
+    if inspection.verification is None:
+        return "not tried"
+    ways = " or ".join(_ROLLBACK_WORDS[kind] for kind in inspection.rollback)
+    return f"rejected tokens are taken back {ways}" if ways else "no way was found to take tokens back"
 
 
 def _paged_words(paged: PagedForm | None) -> str:
     if paged is None:
         return "not tried"
     if not paged.served:
-        return f"may not be served so: {paged.reason}"
+        return f"may not be served with paged attention: {paged.reason}"
     found = "" if paged.max_abs_diff is None else f" (largest difference of a logit {paged.max_abs_diff:.3g})"
-    return f"may be served so{found}"
+    return f"may be served with paged attention{found}"
 
 
 def _layer_table(inspection: Inspection, every_layer: bool) -> Table:
@@ -142,7 +156,7 @@ def _stage_table(inspection: Inspection) -> Table:
             size_words(stage.cut_bytes),
             size_words(stage.kv_bytes_per_token),
             size_words(stage.memory_bytes),
-            f"{fused.fused} of {fused.expected}",
+            f"{fused.fused} of {fused.expected}" if inspection.verification is not None else "not tried",
         )
     return table
 

@@ -12,7 +12,7 @@ from fleet.errors import ModelError
 from shard_builder.sources.checkpoint_source import read_checkpoint
 from shard_builder.sources.gguf import is_gguf, read_head
 from shard_builder.sources.model_files import CONFIGURATION, MODEL_GRAPH, list_files
-from shard_builder.sources.ways_in import FORMS
+from shard_builder.sources.ways_in import LOCAL_FORMS
 from shard_builder.sources.weight_compression import count_parameters, describe_choice, suggest
 from shard_builder.sources.weight_forecast import (
     Weight,
@@ -58,16 +58,16 @@ def list_formats(model: Path) -> Formats:
         raise ModelError(f"{model} cannot be read: {error.strerror}.") from None
     if is_file and is_gguf(model):
         head = read_head(model)
-        own = FormatCost(None, "as it is", head.needed_bytes, DEVICES)
+        own = FormatCost(None, "as it is in the file", head.needed_bytes, DEVICES)
         return Formats(model.stem, head.elements, head.is_quantised, (own,))
     if not is_folder:
-        raise ModelError(f"There is no model at {model}: give {FORMS}.")
+        raise ModelError(f"There is no model at {model} on this PC: give {LOCAL_FORMS}.")
     names = list_files(model)
     name = model.resolve().name
     if MODEL_GRAPH in names:
         return _of_graph(model, name)
     if CONFIGURATION not in names:
-        raise ModelError(f"{model} is not a model: it has no {MODEL_GRAPH} and no {CONFIGURATION}; give {FORMS}.")
+        raise ModelError(f"{model} is not a model: it has no {MODEL_GRAPH} and no {CONFIGURATION}; give {LOCAL_FORMS}.")
     checkpoint = read_checkpoint(model, names)
     if not checkpoint.tensors:
         raise ModelError(f"{model} keeps its weights in pytorch_model.bin, which says nothing of them unless loaded.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -101,6 +102,11 @@ def _remove_abandoned(parent: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def _gigabytes(needed_bytes: int) -> str:
+    """Rounded up to a tenth, since a need of '0.0 GB' would read as none."""
+    return f"{math.ceil(needed_bytes / 1e8) / 10:.1f}"
+
+
 def announce_needs(reporter: Reporter, what: str, memory_bytes: int, disk_bytes: int) -> None:
     """Says what a conversion will need before it starts, and refuses one that would run the PC out of memory.
 
@@ -110,8 +116,8 @@ def announce_needs(reporter: Reporter, what: str, memory_bytes: int, disk_bytes:
     available = psutil.virtual_memory().available
     reporter.remark(
         "convert",
-        f"{what} needs about {memory_bytes / 1e9:.1f} GB of memory ({available / 1e9:.1f} GB are available) and "
-        f"{disk_bytes / 1e9:.1f} GB of disk.",
+        f"{what} needs about {_gigabytes(memory_bytes)} GB of memory ({available / 1e9:.1f} GB are available) and "
+        f"{_gigabytes(disk_bytes)} GB of disk.",
     )
     if available < memory_bytes and not os.environ.get(CONVERT_ANYWAY_VARIABLE):
         raise ModelError(

@@ -26,6 +26,7 @@ from shard_builder.sources.tokenizer_files import find_tokenizer, has_chat_templ
 from shard_builder.sources.weight_compression import compress_ir
 
 FORMS = "an OpenVINO IR folder, a GGUF file, a Hugging Face checkpoint folder, or an id on the hub (organisation/name)"
+LOCAL_FORMS = "an OpenVINO IR folder, a GGUF file, or a Hugging Face checkpoint folder"
 
 
 @dataclass(frozen=True)

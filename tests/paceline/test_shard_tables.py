@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,7 +120,7 @@ def test_an_inspection_says_what_the_manifest_says(capsys: pytest.CaptureFixture
         "1.8 KiB belong to this cut alone",
         "no chat template",
         "rejected tokens are taken back by trimming",
-        "may not be served so: its window is longer than a block",
+        "may not be served with paged attention: its window is longer than a block",
         "each 90.0 MiB each 8.0 KiB u4 89 %, f16 11 %",
         "shared by",
         "500.0 MiB",
@@ -133,6 +134,16 @@ def test_an_inspection_says_what_the_manifest_says(capsys: pytest.CaptureFixture
         "A note that people should read.",
     ):
         assert words in text
+
+
+def test_what_only_a_check_finds_out_is_not_told_of_unchecked_shards(capsys: pytest.CaptureFixture[str]) -> None:
+    unchecked = msgspec.structs.replace(manifest(cuts=(12,)), verification=None, rollback=(), paged=None)
+    show_inspection(inspect_manifest(unchecked), as_json=False)
+    text = printed(capsys)
+    assert "rollback not tried" in text
+    assert "paged not tried" in text
+    assert "no way was found" not in text
+    assert "of 36" not in text
 
 
 def test_every_layer_has_a_row_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

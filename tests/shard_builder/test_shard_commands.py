@@ -80,7 +80,7 @@ def test_what_keeps_attention_from_fusing_is_named(
     )
     check = run("verify", shards, "--sample").stdout
     assert faults[0][0]["node"] in check
-    assert "may not be served so" in check
+    assert "may not be served with paged attention" in check
 
 
 def test_tables_for_people(run: Callable[..., Result], tiny_model: Writer, tmp_path: Path) -> None:
