@@ -109,12 +109,6 @@ def test_what_the_cpu_plugin_fuses_breaks_no_rule_of_it(
     assert fused_by_cpu(graph) == LAYERS
 
 
-def infer(graph: Path) -> None:
-    compiled = ov.Core().compile_model(graph, "CPU")
-    feed = {name: np.zeros((1, 1), dtype=np.int64) for name in ("input_ids", "position_ids")}
-    compiled(feed | {"attention_mask": np.ones((1, 1), dtype=np.int64), "beam_idx": np.zeros(1, dtype=np.int32)})
-
-
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
@@ -122,13 +116,11 @@ def infer(graph: Path) -> None:
         (broken_caches.not_initialised, "read-value-initialised"),
     ],
 )
-def test_what_does_not_run_at_all_breaks_a_rule(
+def test_what_must_not_run_breaks_a_rule(
     decoder: Path, tmp_path: Path, change: Callable[[Caches], None], rule: str
 ) -> None:
-    graph = broken(decoder, change, tmp_path)
-    assert [fault.rule for fault in faults_of(graph)] == [rule]
-    with pytest.raises(RuntimeError):
-        infer(graph)
+    # What the CPU plugin does with these is undefined: it refuses, goes on, or reads beyond the cache and crashes.
+    assert [fault.rule for fault in faults_of(broken(decoder, change, tmp_path))] == [rule]
 
 
 def test_a_state_that_is_read_twice_breaks_a_rule(decoder: Path, tmp_path: Path) -> None:
