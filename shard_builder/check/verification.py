@@ -123,7 +123,7 @@ def verify(
         if device.startswith("CPU"):
             runs += len(manifest.stages) * paged_step_count(head)
         tick = reporter.steps("verify", runs)
-        stored = _reference(core, folder, head, reference, Path(scratch), reporter, tick, work_folder)
+        stored = _reference(core, folder, manifest, head, reference, Path(scratch), reporter, tick, work_folder)
         result = run_chain(core, folder, manifest.stages, stored, device, head.kv_precision, Path(scratch), tick)
         checked = record(_with_fusion_faults(core, folder, manifest), stored, result)
         limit = wrong_from(result.comparison)
@@ -224,6 +224,7 @@ def _check_device(core: ov.Core, device: str) -> None:
 def _reference(
     core: ov.Core,
     folder: Path,
+    manifest: Manifest,
     head: ReferenceHead,
     given: Path | None,
     scratch: Path,
@@ -243,9 +244,9 @@ def _reference(
     model = record.model
     source = open_source(model, work_folder, reporter, weights=record.weights)
     analysis = analyse(core, source)
-    _check_same_model(analysis, folder, model, reporter)
+    _check_same_model(analysis, folder, manifest, model, reporter)
     destination = given if given is not None and stores else scratch
-    return make_reference(core, whole_model(core, analysis, load_manifest(folder).cuts), head, destination, tick)
+    return make_reference(core, whole_model(core, analysis, manifest.cuts), head, destination, tick)
 
 
 def _fitting(stored: Reference, head: ReferenceHead) -> Reference:
@@ -285,8 +286,7 @@ def _recorded_source(folder: Path) -> SourceRecord:
     return record
 
 
-def _check_same_model(analysis: Analysis, folder: Path, model: str, reporter: Reporter) -> None:
-    manifest = load_manifest(folder)
+def _check_same_model(analysis: Analysis, folder: Path, manifest: Manifest, model: str, reporter: Reporter) -> None:
     hashes = set()
     for run in analysis.runs:
         reporter.check()
