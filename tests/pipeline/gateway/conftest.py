@@ -53,8 +53,12 @@ def model(api: openai.OpenAI) -> str:
 
 
 @pytest.fixture
-def sequences_on_stages(pipeline: LocalPipeline) -> Callable[[], list[int]]:
-    """Asks every stage how many sequences hold KV cache there."""
+def wait_for_sequences(pipeline: LocalPipeline) -> Callable[[list[int]], None]:
+    """Waits until each stage holds the KV cache of so many sequences.
+
+    The gateway counts a request as ended once it has told the first stage to close it; the word travels on from stage
+    to stage behind the steps before it, so a later stage may hold the sequence a moment longer.
+    """
 
     def ask() -> list[int]:
         counts: list[int] = []
@@ -68,7 +72,13 @@ def sequences_on_stages(pipeline: LocalPipeline) -> Callable[[], list[int]]:
                     counts.append(Decoder[Pong](Pong).decode(socket.recv()).sequences)
         return counts
 
-    return ask
+    def wait(wanted: list[int]) -> None:
+        deadline = time.monotonic() + 10
+        while (counts := ask()) != wanted:
+            assert time.monotonic() < deadline, f"the stages hold {counts} sequences, not {wanted}"
+            time.sleep(0.02)
+
+    return wait
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_chat_text_and_tokens_are_alternatives(pipeline: LocalPipeline) -> None:
 
 
 def test_cancel_ends_a_request_and_frees_it(
-    pipeline: LocalPipeline, sequences_on_stages: Callable[[], list[int]]
+    pipeline: LocalPipeline, wait_for_sequences: Callable[[list[int]], None]
 ) -> None:
     async def talk() -> None:
         async with client_of(pipeline) as client:
@@ -129,7 +129,7 @@ def test_cancel_ends_a_request_and_frees_it(
             assert (await client.status()).running == 0
 
     run(talk())
-    assert sequences_on_stages() == [0, 0]
+    wait_for_sequences([0, 0])
 
 
 def test_cancel_while_the_prompt_is_read(pipeline: LocalPipeline) -> None:
@@ -216,7 +216,7 @@ def raw_client(context: zmq.Context[zmq.Socket[bytes]], pipeline: LocalPipeline)
 
 
 def test_a_client_that_vanishes_frees_its_sequences(
-    pipeline: LocalPipeline, wait_for_status: Callable[..., None], sequences_on_stages: Callable[[], list[int]]
+    pipeline: LocalPipeline, wait_for_status: Callable[..., None], wait_for_sequences: Callable[[list[int]], None]
 ) -> None:
     with zmq.Context() as context:
         socket = raw_client(context, pipeline)
@@ -228,7 +228,7 @@ def test_a_client_that_vanishes_frees_its_sequences(
         wait_for_status(running=1)
         socket.close(0)
         wait_for_status(timeout_s=4, running=0)
-    assert sequences_on_stages() == [0, 0]
+    wait_for_sequences([0, 0])
 
 
 def test_a_connection_begins_with_the_protocol_version(pipeline: LocalPipeline) -> None:

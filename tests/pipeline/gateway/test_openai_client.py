@@ -121,7 +121,7 @@ def test_a_client_that_disconnects_frees_its_sequence_on_every_stage(
     http: httpx.Client,
     model: str,
     wait_for_status: Callable[..., None],
-    sequences_on_stages: Callable[[], list[int]],
+    wait_for_sequences: Callable[[list[int]], None],
     stream: bool,
 ) -> None:
     request = {"model": model, "messages": STORY, "stream": stream, "ignore_eos": True, "max_tokens": 4000}
@@ -132,12 +132,12 @@ def test_a_client_that_disconnects_frees_its_sequence_on_every_stage(
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             wait_for_status(running=1)
-            assert sequences_on_stages() == [1, 1]
+            wait_for_sequences([1, 1])
     else:
         with httpx.Client(timeout=1.5) as client, pytest.raises(httpx.ReadTimeout):
             client.post(url, json=request)
     wait_for_status(timeout_s=4, running=0, waiting=0)
-    assert sequences_on_stages() == [0, 0]
+    wait_for_sequences([0, 0])
 
 
 def test_more_requests_than_places_wait_for_one(
