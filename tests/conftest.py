@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Tests share the machine with other processes, so a slow example says nothing of the code. CI tries the same examples
+# at every run, so that a failure there is due to the change.
+settings.register_profile(
+    "paceline",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+)
+settings.load_profile("paceline")
 
 MUTATED_MESSAGES = 10_000
 _BOMBS = (b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 2000, b"[" * 2000)

@@ -108,7 +108,7 @@ def test_stop_between_two_lives() -> None:
     assert machine.wake_at is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.sampled_from(["starting", "ready", "degraded", "failed", "exit", "tick", "stop", "refuse"]), max_size=40

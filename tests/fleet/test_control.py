@@ -217,7 +217,7 @@ def test_a_request_of_the_future_is_refused_under_its_number() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_bytes_raise_out_of_reading_a_request(frame: bytes) -> None:
     assert isinstance(read_request(frame), Refused)
 

@@ -165,7 +165,7 @@ class SimulatedNode:
             self.gateway_state = "ready"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from([0, 1]), st.sampled_from(["beat", "reset", "down", "lose"])), max_size=40))
 def test_whatever_nodes_forget_it_ends_up_ready(events: list[tuple[int, str]]) -> None:
     nodes = [SimulatedNode(), SimulatedNode()]

@@ -69,7 +69,7 @@ def all_placements(layers: int, nodes: int) -> Iterator[list[tuple[int, int, int
                 yield list(zip(order, (0, *cuts), (*cuts, layers), strict=True))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.integers(0, 8),
@@ -112,7 +112,7 @@ def test_the_search_finds_what_trying_everything_finds(
     assert max(load(stage.first_layer, stage.end_layer) for stage in found) == best
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 400), min_size=1, max_size=40),
     st.integers(0, 500),

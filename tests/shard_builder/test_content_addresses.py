@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.manifest import RUN_ALIGNMENT_BYTES, Manifest, Run, load_manifest
@@ -122,7 +122,7 @@ def models_and_cuts(draw: st.DrawFn) -> tuple[dict[str, Any], int, tuple[int, ..
 
 
 @given(models_and_cuts())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 def test_two_cuts_of_a_model_share_every_layer(
     tiny_cuts: Cuts, drawn: tuple[dict[str, Any], int, tuple[int, ...], tuple[int, ...]]
 ) -> None:

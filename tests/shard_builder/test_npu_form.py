@@ -115,7 +115,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tiny_writer: Writer) -> Pair:
     return Pair(folder / "shards", manifest, ov.Core().compile_model(model, "CPU", exact_properties("CPU", "f32")))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     counts=st.lists(st.integers(1, 6), min_size=1, max_size=8).filter(lambda counts: sum(counts) <= 40),
     slots=st.sampled_from(["any", "adjacent"]),

@@ -76,7 +76,7 @@ def test_what_runs_beside_the_stream_crosses_with_it(
     assert not embedding & {place.sha256 for stage in manifest.stages[1:] for place in stage.runs}
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(
     cuts=st.sets(st.integers(1, 3), min_size=1),
     traits=st.fixed_dictionaries(

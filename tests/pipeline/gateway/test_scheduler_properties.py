@@ -353,5 +353,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(not stage.held and not stage.dead for stage in self.stages), "every sequence is released everywhere"
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
 TestScheduler = SchedulerMachine.TestCase
