@@ -77,7 +77,7 @@ def test_an_answer_grows_and_is_rendered_at_its_end(page: ChatPage, qtbot: QtBot
     for text in ("The *first*", " paragraph.\n\nThe **sec", "ond** one.\n\n```py\nx = 1\n", "```\nEnd."):
         turn.answer.take(Delta(1, text, (1,)), turn.answer.asked_s + 1.0)
         page.refresh()
-        qtbot.waitUntil(lambda: not page._paint.isActive(), timeout=2000)
+        qtbot.waitUntil(lambda: not page._paint.isActive(), timeout=10_000)
     assert widget.body().code_blocks() == ["x = 1"]
     finish(page, turn, "")
     assert widget.body().prose() == ["The first paragraph.\nThe second one.", "End."]
@@ -131,17 +131,17 @@ def test_a_reader_who_scrolled_up_stays_there(page: ChatPage, qtbot: QtBot) -> N
     finish(page, turn, "\n\n".join(f"paragraph {number}" for number in range(80)))
     turn, _widget = ask(page, "more")
     bar = page.conversation_view().verticalScrollBar()
-    qtbot.waitUntil(lambda: bar.maximum() > 0 and bar.value() == bar.maximum(), timeout=2000)
+    qtbot.waitUntil(lambda: bar.maximum() > 0 and bar.value() == bar.maximum(), timeout=10_000)
     bar.setValue(100)
     assert not page.conversation_view().follows
     before = bar.maximum()
     finish(page, turn, "\n\n".join(f"line {number}" for number in range(50)))
-    qtbot.waitUntil(lambda: bar.maximum() > before, timeout=2000)
+    qtbot.waitUntil(lambda: bar.maximum() > before, timeout=10_000)
     assert bar.value() == 100
     page.conversation_view().scroll_to_end()
     turn, _widget = ask(page, "and more")
     finish(page, turn, "\n\n".join(f"word {number}" for number in range(50)))
-    qtbot.waitUntil(lambda: bar.value() == bar.maximum(), timeout=2000)
+    qtbot.waitUntil(lambda: bar.value() == bar.maximum(), timeout=10_000)
 
 
 def test_a_fault_is_shown_where_it_happened_and_can_be_tried_again(page: ChatPage, qtbot: QtBot) -> None:

@@ -323,9 +323,9 @@ def test_the_first_address_that_answers_is_picked_in_spite_of_a_black_hole() -> 
         port = listener.getsockname()[1]
         begun = time.monotonic()
         # 203.0.113.0/24 is reserved for documentation: nobody answers there.
-        endpoint = pick_address(peer(["203.0.113.1", "not a host name", "127.0.0.1"], port), 5)
+        endpoint = pick_address(peer(["203.0.113.1", "not a host name", "127.0.0.1"], port), 60)
         assert endpoint == endpoint_of("127.0.0.1", port)
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 30
         with pytest.raises(UnreachableError):
             pick_address(peer(["127.0.0.1"], port), 1, skip={endpoint})
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -130,10 +129,8 @@ def main(config, context):
 def test_a_child_in_the_middle_of_its_work_ends_with_its_input(start: StartChild) -> None:
     child = start("def main(config, context):\n    context.status('ready')\n    time.sleep(600)")
     until_ready(child)
-    begin = time.monotonic()
-    child.communicate(timeout=DEADLINE_S)
+    child.communicate(timeout=STOP_GRACE_S + DEADLINE_S)
     assert child.returncode == 0
-    assert time.monotonic() - begin < STOP_GRACE_S + 5
 
 
 def test_a_parent_that_reads_no_more_stops_the_child(start: StartChild) -> None:

@@ -227,7 +227,7 @@ def test_a_client_that_vanishes_frees_its_sequences(
             pass
         wait_for_status(running=1)
         socket.close(0)
-        wait_for_status(timeout_s=4, running=0)
+        wait_for_status(running=0)
     wait_for_sequences([0, 0])
 
 
@@ -321,7 +321,7 @@ def test_a_stage_that_is_killed_is_named_and_the_next_request_works(smollm2_two_
                 assert (status["state"], status["running"]) == ("degraded", 0)
                 assert f"stage-{number}" in status["detail"]
                 assert httpx.get(f"{url}/health").status_code == 503
-                degraded = gateway.statuses.get(timeout=5)
+                degraded = gateway.statuses.get(timeout=60)
                 assert degraded is not None
                 assert (degraded.state, degraded.port) == ("degraded", pipeline.gateway_address.port)
                 pipeline.restart_stage(number)
@@ -329,7 +329,7 @@ def test_a_stage_that_is_killed_is_named_and_the_next_request_works(smollm2_two_
                 answer = api.chat.completions.create(max_tokens=4, **request)
                 assert answer.usage is not None
                 assert answer.usage.completion_tokens == 4
-                while (status_line := gateway.statuses.get(timeout=10)) is not None and status_line.state != "ready":
+                while (status_line := gateway.statuses.get(timeout=60)) is not None and status_line.state != "ready":
                     pass
                 assert status_line is not None
 
@@ -354,6 +354,6 @@ def test_a_folder_that_cannot_be_served_fails_in_words(smollm2_two_stages: Path,
     )
     try:
         with pytest.raises(ModelError, match=r"is not a shard folder"):
-            process.wait_until_ready(time.monotonic() + 30)
+            process.wait_until_ready(time.monotonic() + 60)
     finally:
-        process.stop(time.monotonic() + 3)
+        process.stop(time.monotonic() + 30)

@@ -13,7 +13,8 @@ from pipeline.local import LocalPipeline
 
 MutatedMessages = Callable[[Sequence[bytes], int], Sequence[list[bytes]]]
 MUTATED_HEADS = 100
-REPLY_TIMEOUT_S = 0.1
+REPLY_TIMEOUT_S = 60.0
+NO_REPLY_TIMEOUT_S = 0.1
 """There is no answer to a request that is not whole."""
 # Refused for two reasons even where they are whole, so that nothing is computed.
 BODIES = (
@@ -28,9 +29,9 @@ def request(body: bytes) -> bytes:
     return head.encode() + body
 
 
-def connect(port: int) -> socket.socket:
+def connect(port: int, reply_timeout_s: float = REPLY_TIMEOUT_S) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", port))
-    connection.settimeout(REPLY_TIMEOUT_S)
+    connection.settimeout(reply_timeout_s)
     return connection
 
 
@@ -52,7 +53,7 @@ def status_of_answer(connection: socket.socket) -> int | None:
 
 
 def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(pipeline: LocalPipeline) -> None:
-    """A delayed acknowledgement takes 40 ms on Linux, more elsewhere."""
+    """A delayed acknowledgement takes 40 ms on Linux, more elsewhere, and delays every answer but the first few."""
     assert pipeline.http_port is not None
     durations_s = []
     with connect(pipeline.http_port) as connection:
@@ -61,7 +62,7 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head(pipeline: L
             connection.sendall(request(BODIES[0]))
             assert status_of_answer(connection) == 400
             durations_s.append(time.perf_counter() - began_s)
-    assert sorted(durations_s)[10] < 0.03
+    assert min(durations_s[10:]) < 0.03
 
 
 def test_ten_thousand_mutated_requests_change_nothing(
@@ -81,7 +82,7 @@ def test_ten_thousand_mutated_requests_change_nothing(
             connection = connect(pipeline.http_port)
     connection.close()
     for head, *_ in mutated_messages([request(BODIES[0])], 10)[:MUTATED_HEADS]:
-        with connect(pipeline.http_port) as connection:
+        with connect(pipeline.http_port, NO_REPLY_TIMEOUT_S) as connection:
             connection.sendall(head)
             statuses.append(status_of_answer(connection))
     assert {status for status in statuses if status is not None and status >= 500} == set()

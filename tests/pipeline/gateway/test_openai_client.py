@@ -136,7 +136,7 @@ def test_a_client_that_disconnects_frees_its_sequence_on_every_stage(
     else:
         with httpx.Client(timeout=1.5) as client, pytest.raises(httpx.ReadTimeout):
             client.post(url, json=request)
-    wait_for_status(timeout_s=4, running=0, waiting=0)
+    wait_for_status(running=0, waiting=0)
     wait_for_sequences([0, 0])
 
 
