@@ -20,6 +20,7 @@ import psutil
 
 from fleet.errors import ModelError
 from fleet.manifest import MANIFEST_NAME
+from shard_builder.made_folders import made_folder
 
 _REPLACED = "replaced-shards"
 """Within a scratch folder: the earlier shard folder, until the new one is in its place."""
@@ -48,11 +49,9 @@ def scratch_folder(output: Path) -> Iterator[Path]:
     Raises:
         ModelError: it cannot be made.
     """
-    parent = output.absolute().parent
-    made = [folder for folder in (parent, *parent.parents) if not folder.exists()]
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(made_folder(output.absolute().parent))
             _clear_abandoned(output)
             # Not a private temporary folder: it becomes the shard folder, with the permissions that others have.
             scratch = output.absolute().with_name(f".{output.name}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -63,11 +62,6 @@ def scratch_folder(output: Path) -> Iterator[Path]:
             yield scratch
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-    finally:
-        for folder in made:
-            # A folder that holds the shards, or something that came meanwhile, stays.
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def put_in_place(scratch: Path, output: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import psutil
 
 from fleet.data_dir import default_data_dir
 from fleet.errors import ModelError
+from shard_builder.made_folders import made_folder
 from shard_builder.reporting import Reporter
 
 _SCRATCH = re.compile(r"\.converting-(\d+)-")
@@ -68,30 +70,34 @@ def keep(destination: Path, needed_bytes: int, what: str, make: Callable[[Path],
     if destination.is_dir():
         return destination
     parent = destination.parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(parent)
-        free = shutil.disk_usage(parent).free
-        if free < needed_bytes:
-            raise ModelError(
-                f"{what} needs about {needed_bytes:,} bytes on the disk of {parent}, which has {free:,} free."
-            )
-        scratch = Path(tempfile.mkdtemp(prefix=f".converting-{os.getpid()}-", dir=parent))
-    except OSError as error:
-        raise ModelError(f"{parent} cannot be written: {error.strerror}.") from None
-    try:
-        make(scratch)
+    with ExitStack() as stack:
         try:
-            scratch.rename(destination)
-        except OSError:
-            if not destination.is_dir():  # else another build made the same meanwhile
-                raise
-    except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        raise ModelError(f"{what} failed: {error.strerror}{where}.") from None
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            stack.enter_context(made_folder(parent))
+            _remove_abandoned(parent)
+            free = shutil.disk_usage(parent).free
+            if free < needed_bytes:
+                raise ModelError(
+                    f"{what} needs about {needed_bytes:,} bytes on the disk of {parent}, which has {free:,} free."
+                )
+            scratch = Path(tempfile.mkdtemp(prefix=f".converting-{os.getpid()}-", dir=parent))
+        except OSError as error:
+            raise ModelError(f"{parent} cannot be written: {error.strerror}.") from None
+        try:
+            make(scratch)
+            _put_in_place(scratch, destination)
+        except OSError as error:
+            raise ModelError(f"{what} failed: {error.strerror} ({error.filename or parent}).") from None
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return destination
+
+
+def _put_in_place(scratch: Path, destination: Path) -> None:
+    try:
+        scratch.rename(destination)
+    except OSError:
+        if not destination.is_dir():  # else another build made the same meanwhile
+            raise
 
 
 def _remove_abandoned(parent: Path) -> None:
