@@ -135,6 +135,10 @@ class ZapHandler:
         except zmq.ContextTerminated:
             _log.debug("the context was terminated")
         finally:
+            # A closed socket gives its endpoint back some time later, an unbound one at once: the context may then have
+            # another handler. Where the context is gone, so is the endpoint.
+            with contextlib.suppress(zmq.ContextTerminated):
+                requests.unbind(ZAP_ENDPOINT)
             requests.close()
             stop.close()
 
