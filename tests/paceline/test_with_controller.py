@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
+DEADLINE_S = 120.0
+INTERRUPTED_TWICE = """
+import asyncio, pathlib, signal, sys
 
 from fleet.controller import FleetController
 from paceline.with_controller import run_with_controller
 
-
-@pytest.fixture(autouse=True)
-def own_handler() -> Iterator[None]:
-    """Ctrl-C as a command finds it, whatever the tests before left behind; asyncio takes over no other handler."""
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, previous)
+close = FleetController.close
 
 
-def test_a_second_interrupt_lets_the_controller_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[FleetController] = []
-    close = FleetController.close
+async def close_while_interrupted(controller):
+    signal.raise_signal(signal.SIGINT)
+    await close(controller)
+    print("closed")
 
-    async def close_while_interrupted(controller: FleetController) -> None:
-        signal.raise_signal(signal.SIGINT)
-        await close(controller)
-        closed.append(controller)
 
-    async def interrupted(controller: FleetController) -> None:
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.sleep(60)
+async def interrupted(controller):
+    signal.raise_signal(signal.SIGINT)
+    await asyncio.sleep(600)
 
-    monkeypatch.setattr(FleetController, "close", close_while_interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_with_controller(interrupted, tmp_path)
-    assert len(closed) == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+FleetController.close = close_while_interrupted
+try:
+    run_with_controller(interrupted, pathlib.Path(sys.argv[1]))
+except KeyboardInterrupt:
+    print("interrupted")
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+
+
+def test_a_second_interrupt_lets_the_controller_close(tmp_path: Path) -> None:
+    """In a process of its own, because a Ctrl-C that went astray would end the tests."""
+    command = [sys.executable, "-c", INTERRUPTED_TWICE, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=DEADLINE_S)
+    assert (result.returncode, result.stdout.split()) == (0, ["closed", "interrupted"]), result.stderr
