@@ -129,16 +129,17 @@ class ZapHandler:
             while True:
                 ready = dict(poller.poll())
                 if stop in ready:
+                    # A closed socket gives its endpoint back some time later, an unbound one at once: the context may
+                    # then have another handler.
+                    requests.unbind(ZAP_ENDPOINT)
                     return
                 if requests in ready:
                     requests.send_multipart(self.answer(requests.recv_multipart()))
-        except zmq.ContextTerminated:
+        except zmq.ZMQError as error:
+            if error.errno != zmq.ETERM:
+                raise
             _log.debug("the context was terminated")
         finally:
-            # A closed socket gives its endpoint back some time later, an unbound one at once: the context may then have
-            # another handler. Where the context is gone, so is the endpoint.
-            with contextlib.suppress(zmq.ContextTerminated):
-                requests.unbind(ZAP_ENDPOINT)
             requests.close()
             stop.close()
 
