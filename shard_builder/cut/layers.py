@@ -3,14 +3,13 @@
 What is left of the flow of data once the caches are taken out, and with them all that does not depend on a state, is
 the residual stream: the dominators of the logits there are the tensors through which it flows, whatever else runs
 beside it (per-layer inputs, a skip connection from the embedding, a cache that several layers read). Each state hangs
-on the last of them from which its new value derives, and so does what reads a cache. The states that hang on one
-dominator form a layer, and that dominator is the residual stream that enters the layer. Names of nodes are never looked
-at: they differ by exporter.
+on the last of them from which its new value derives, or on which what reads it first depends; what reads a cache again
+hangs on the stream likewise. The states that hang on one dominator form a layer, and that dominator is the residual
+stream that enters the layer. Names of nodes are never looked at: they differ by exporter.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,7 +94,7 @@ def find_layers(graph: Graph, token_input: int, logits: Tensor) -> LayerMap:
     dominator = immediate_dominators(graph, {token_input}, data_nodes)
     chain = dominator_chain(dominator, logits.node)
     stream = _find_stream(graph, caches, stateful, logits)
-    grouped = _group(graph, states, caches, stream)
+    grouped = _group(graph, states, caches, data_nodes, stream)
     places = sorted(grouped)
     entries = [stream.chain[place] for place in places if place != _BEFORE_THE_STREAM]
     if _BEFORE_THE_STREAM in grouped:
@@ -212,34 +211,60 @@ def _new_values(graph: Graph, state: State, caches: Collection[int]) -> list[int
     return found
 
 
-def _group(graph: Graph, states: Sequence[State], caches: Collection[int], stream: _Stream) -> dict[int, list[State]]:
+def _readers(graph: Graph, state: State, caches: Collection[int]) -> list[int]:
+    """The nodes that take in what a state holds, as it is or with what is stored next to it."""
+    found = []
+    waiting = [state.read]
+    seen = set(waiting)
+    while waiting:
+        for consumer, _ in graph.consumers[waiting.pop()]:
+            if consumer in seen:
+                continue
+            seen.add(consumer)
+            if consumer in caches:
+                waiting.append(consumer)
+            else:
+                found.append(consumer)
+    return found
+
+
+def _group(
+    graph: Graph, states: Sequence[State], caches: Collection[int], data_nodes: Collection[int], stream: _Stream
+) -> dict[int, list[State]]:
     """The states by the place in the stream on which they hang, and an empty list where only others' caches are read.
 
-    Inside the first layer the stream is still young: what comes before its first node that is of the kind on which
-    most states hang (a residual addition, as a rule) counts as the first layer.
+    Who reads a state first is the layer that keeps it; who reads it again, further on in the stream, is another one.
+    What hangs on the stream before it is whole counts as the first layer.
     """
-    places = {}
-    for state in states:
-        hangs_on = [stream.place(node) for node in _new_values(graph, state, caches) if node in stream.dominator]
-        places[state] = min(hangs_on, default=_BEFORE_THE_STREAM)
-    reading = {
-        number: stream.place(stream.dominator[number])
-        for number in stream.dominator
-        if number != NOWHERE and any(source in caches for source, _ in graph.nodes[number].inputs)
-    }
-    counted = [place for place in places.values() if place != _BEFORE_THE_STREAM]
-    counted = counted or [place for place in reading.values() if place != _BEFORE_THE_STREAM]
-    kinds = Counter(graph.nodes[stream.chain[place]].kind for place in sorted(counted, reverse=True))
-    usual = kinds.most_common(1)[0][0] if kinds else ""
-    begin = min((place for place in counted if graph.nodes[stream.chain[place]].kind == usual), default=0)
+    begin = _whole_from(graph, caches, data_nodes, stream)
+    dominator = stream.dominator
     grouped: dict[int, list[State]] = {}
     for state in states:
-        place = places[state]
+        readers = [node for node in _readers(graph, state, caches) if node in dominator]
+        read_at = sorted({stream.place(dominator[node]) for node in readers})
+        made_of = [stream.place(node) for node in _new_values(graph, state, caches) if node in dominator]
+        place = min((min(made_of, default=_BEFORE_THE_STREAM), *read_at[:1]))
         grouped.setdefault(place if place >= begin else _BEFORE_THE_STREAM, []).append(state)
-    for place in reading.values():
-        if place >= begin and counted:
-            grouped.setdefault(place, [])
+        for place in read_at[1:]:
+            if place >= begin:
+                grouped.setdefault(place, [])
     return grouped
+
+
+def _whole_from(graph: Graph, caches: Collection[int], data_nodes: Collection[int], stream: _Stream) -> int:
+    """The first place in the stream that can be the end of a layer.
+
+    Inside the first layer the stream is what comes of its states alone (scores, their softmax, a convolution), until
+    data that depends on no state joins it: what the layer is added to, at the latest.
+    """
+    joined_after = [
+        stream.place(dominator)
+        for number, dominator in stream.dominator.items()
+        if number != NOWHERE
+        and (sources := {source for source, _ in graph.nodes[number].inputs}) & stream.dominator.keys()
+        and any(source in data_nodes and source not in stream.dominator and source not in caches for source in sources)
+    ]
+    return 1 + max(0, min(joined_after, default=0))
 
 
 def _first_entry(

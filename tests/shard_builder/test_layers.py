@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -181,6 +181,57 @@ def test_layers_without_a_cache_of_their_own_are_layers() -> None:
     assert [entry.node for entry in layers.entries] == entries
     assert [len(group) for group in layers.states] == [1, 1, 1, 0, 0]
     assert [state.variable for state in plan(layers, 4, 5).copied] == ["key2"]
+
+
+def fused_attention(sketch: Sketch, normal: int, layer: int) -> int:
+    key, value = (sketch.cache(f"{kind}{layer}", sketch.add("MatMul", normal)) for kind in ("key", "value"))
+    return sketch.add("Attention", sketch.add("MatMul", normal), key, value)
+
+
+def attention_in_single_operations(sketch: Sketch, normal: int, layer: int) -> int:
+    """With a mask that is made of the tokens: the value is read behind what depends on a state and on tokens."""
+    key, value = (sketch.cache(f"{kind}{layer}", sketch.add("MatMul", normal)) for kind in ("key", "value"))
+    scores = sketch.add("MatMul", sketch.add("MatMul", normal), key)
+    masked = sketch.add("Add", scores, sketch.add("Unsqueeze", 0))
+    return sketch.add("MatMul", sketch.add("SoftMax", masked), value)
+
+
+def linear_attention(sketch: Sketch, normal: int, layer: int) -> int:
+    """A convolution over a state, and a recurrent state that is updated behind it, with a gate."""
+    row = sketch.add("Concat", sketch.add(READ_VALUE, variable=f"key{layer}"), sketch.add("MatMul", normal))
+    sketch.add(ASSIGN, sketch.add("Slice", row), variable=f"key{layer}")
+    split = sketch.add("Split", sketch.add("Swish", sketch.add("Convolution", row)))
+    past = sketch.add(READ_VALUE, variable=f"value{layer}")
+    loop = sketch.add("Loop", (split, 0), (split, 1), past, sketch.add("Sigmoid", normal))
+    both = sketch.add("Concat", (loop, 0), (loop, 1))
+    sketch.add(ASSIGN, sketch.add("Slice", both), variable=f"value{layer}")
+    return sketch.add("Multiply", sketch.add("Slice", both), sketch.add("Swish", normal))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("attention", [fused_attention, attention_in_single_operations, linear_attention])
+def test_a_layer_is_one_however_few_there_are(attention: Callable[[Sketch, int, int], int], count: int) -> None:
+    sketch = Sketch()
+    hidden = sketch.add("Gather", sketch.add("Parameter"))
+    for layer in range(count):
+        mixed = sketch.add("MatMul", attention(sketch, sketch.add("Norm", hidden), layer))
+        middle = sketch.add("Add", hidden, mixed)
+        hidden = sketch.add("Add", middle, sketch.add("MatMul", sketch.add("Norm", middle)))
+    sketch.add("Logits", sketch.add("Norm", hidden))
+    groups = [{state.variable for state in group} for group in find(sketch.nodes).states]
+    assert groups == [{f"key{layer}", f"value{layer}"} for layer in range(count)]
+
+
+def test_a_layer_that_reads_the_only_cache_again_is_a_second_one() -> None:
+    sketch = Sketch()
+    first = sketch.add("Gather", sketch.add("Parameter"))
+    key = sketch.cache("key", sketch.add("MatMul", first))
+    second = sketch.add("Add", first, sketch.add("Attention", sketch.add("MatMul", first), key))
+    last = sketch.add("Add", second, sketch.add("Attention", sketch.add("MatMul", second), key))
+    sketch.add("Logits", last)
+    layers = find(sketch.nodes)
+    assert [entry.node for entry in layers.entries] == [first, second]
+    assert [len(group) for group in layers.states] == [1, 0]
 
 
 def test_a_recurrent_state_of_another_stage_is_refused_by_name() -> None:

@@ -216,6 +216,15 @@ def test_cuts_that_the_model_does_not_have_are_refused(
     refuse(tiny_model(), tmp_path, message, **options)
 
 
+def test_a_model_of_one_layer_is_one_stage(tiny_model: Writer, tmp_path: Path) -> None:
+    model = tiny_model(layers=1)
+    refuse(model, tmp_path, "The model has one layer, so it cannot be cut into 2 stages.")
+    manifest = build(model, tmp_path / "shards", stages=1, kv_precision="f32")
+    assert manifest.verification is not None
+    assert manifest.verification.max_abs_diff == 0.0
+    assert [(stage.fused_attention, stage.expected_attention) for stage in manifest.stages] == [(1, 1)]
+
+
 def test_damaged_models_are_refused(tiny_model: Writer, tmp_path: Path) -> None:
     model = tiny_model()
     graph, weights = model / "openvino_model.xml", model / "openvino_model.bin"
