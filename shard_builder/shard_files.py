@@ -19,6 +19,7 @@ from openvino import opset13
 
 from fleet.errors import ModelError
 from fleet.manifest import FileEntry
+from shard_builder.stream_faults import told_of_streams
 from shard_builder.weights import CONSTANT_ALIGNMENT_BYTES, WeightFileLayout, align, constant_bytes
 
 STAND_IN_BYTES = 1024
@@ -65,10 +66,12 @@ def write_graph(
 
     Raises:
         ModelError: a constant of the written graph cannot be told; nothing else writes such a graph.
+        OSError: the disk is full, or cannot be written.
     """
     _put_stand_ins(stage)
     draft = scratch / "draft.xml"
-    ov.serialize(stage, draft, scratch / "draft.bin")
+    with told_of_streams(scratch):
+        ov.serialize(stage, draft, scratch / "draft.bin")
     small = (scratch / "draft.bin").read_bytes()
     tree = ElementTree.parse(draft)
     cut = bytearray()

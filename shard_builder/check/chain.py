@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fleet.errors import ModelError
 from fleet.manifest import KvPrecision, RollbackKind, Stage
+from shard_builder.check.array_files import save_array
 from shard_builder.check.cases import Sequence
 from shard_builder.check.comparison import Comparison
 from shard_builder.check.reference import Reference, exact_properties, input_ports, run_sequence
@@ -58,7 +59,7 @@ def run_chain(
         tick: called once per stage and step; may raise to stop.
 
     Raises:
-        ModelError: a shard cannot be read or does not run, or its logits are not numbers.
+        ModelError: a shard cannot be read or does not run, its logits are not numbers, or the disk is full.
     """
     chain = _Chain(core, folder, reference, device, kv_precision, scratch, tick)
     for stage in stages:
@@ -67,6 +68,10 @@ def run_chain(
         except RuntimeError as error:
             raise ModelError(
                 f"Stage {stage.stage} of {folder} does not run on {device}: {plain_reason(error)}."
+            ) from None
+        except OSError as error:
+            raise ModelError(
+                f"The hidden states between two stages cannot be written to {scratch}: {error.strerror}."
             ) from None
     return ChainResult(chain.comparison, tuple(chain.fused), chain.impossible)
 
@@ -142,7 +147,7 @@ class _Chain:
             if is_last:
                 found.append(np.array(output[values.compared], dtype=np.float32))
             else:
-                np.save(self._hidden_file(number, step), output)
+                save_array(self._hidden_file(number, step), output)
             self._tick()
         if not is_last:
             return

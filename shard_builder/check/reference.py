@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fleet.errors import ModelError
 from fleet.manifest import KvPrecision
+from shard_builder.check.array_files import save_array
 from shard_builder.check.cases import Sequence, whole_sequences
 from shard_builder.check.step_values import StepValues, compared_rows, feed, step_values
 from shard_builder.cut.opened_model import plain_reason
@@ -166,7 +167,7 @@ def make_reference(
                 continue
             if np.isfinite(logits).all():
                 written.append(folder / _logits_name(sequence))
-                np.save(written[-1], logits)
+                save_array(written[-1], logits)
             elif sequence.is_essential:
                 raise ModelError(f"The whole model gives logits that are not numbers on {head.device}.")
             else:

@@ -64,6 +64,7 @@ def write_static_graph(
 
     Raises:
         ModelError: the stage cannot be made static; the text names what stands in the way.
+        OSError: the disk is full, or cannot be written.
     """
     opened = open_model(core, folder / stage.graph.name)
     places = _constant_places(opened, folder / stage.graph.name, stage)

@@ -19,6 +19,8 @@ from fleet.data_dir import default_data_dir
 from fleet.errors import ModelError
 from shard_builder.made_folders import made_folder
 from shard_builder.reporting import Reporter
+from shard_builder.sources.child_work import LibraryRefusedError
+from shard_builder.stream_faults import stream_fault
 
 _SCRATCH = re.compile(r"\.converting-(\d+)-")
 CONVERT_ANYWAY_VARIABLE = "PACELINE_CONVERT_ANYWAY"
@@ -87,6 +89,11 @@ def keep(destination: Path, needed_bytes: int, what: str, make: Callable[[Path],
             _put_in_place(scratch, destination)
         except OSError as error:
             raise ModelError(f"{what} failed: {error.strerror} ({error.filename or parent}).") from None
+        except LibraryRefusedError as error:
+            fault = stream_fault(str(error), parent)
+            if fault is None:
+                raise
+            raise ModelError(f"{what} failed: {fault.strerror} ({parent}).") from None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return destination

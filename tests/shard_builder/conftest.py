@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,9 @@ import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset13 as ops
+
+from fleet.data_dir import HOME_VARIABLE
+from tests.shard_builder.desk import Desk
 
 VOCABULARY, HEADS, HEAD_SIZE = 61, 2, 8
 HIDDEN = HEADS * HEAD_SIZE
@@ -206,3 +213,27 @@ def tiny_model(tmp_path: Path) -> Callable[..., Path]:
         return TinyDecoder(**traits).write(tmp_path / "model")
 
     return write
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """A desk with a tiny model on it; the data folder is not there yet."""
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    return Desk(tmp_path, TinyDecoder().write(tmp_path / "model"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 50 MB."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only the superuser of Linux can mount a small disk")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=50m", "none", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"this system mounts no small disk: {mounted.stderr.strip()}")
+    yield disk
+    # Lazily, because a model that nothing refers to any more may still be mapped from it.
+    subprocess.run(["umount", "--lazy", disk], check=True)

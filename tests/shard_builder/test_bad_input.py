@@ -16,69 +16,19 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 import pytest
-import typer
-from click.testing import Result
 from openvino import opset13 as ops
-from typer.testing import CliRunner
 
 from fleet.build_messages import BuildProgress
 from fleet.data_dir import HOME_VARIABLE
 from fleet.errors import ModelError
 from fleet.manifest import load_manifest
-from paceline import shard_commands
 from shard_builder import build, verify
 from tests.shard_builder.conftest import TinyDecoder
+from tests.shard_builder.desk import Desk, check_sentence
 from tests.shard_builder.test_gguf import small_file, text
 
 Change = Callable[[Path], None]
 GRAPH, WEIGHTS = "openvino_model.xml", "openvino_model.bin"
-
-
-class Desk:
-    """A folder with all that a command may write to: what it gives out, its data, and temporary files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.model = TinyDecoder().write(folder / "model")
-        app = typer.Typer()
-        shard_commands.register(app)
-        self._app = app
-
-    def run(self, *words: object) -> Result:
-        return CliRunner().invoke(self._app, ["shard", *map(str, words)])
-
-    def contents(self) -> set[Path]:
-        return set(self.folder.rglob("*"))
-
-    def refused(self, *words: object) -> str:
-        """The one sentence of a command that must fail and leave everything as it was."""
-        before = self.contents()
-        result = self.run(*words)
-        assert result.exit_code == 1, result.output
-        assert result.stdout == ""
-        check_sentence(result.stderr)
-        assert self.contents() == before
-        return result.stderr
-
-    def build_refused(self, model: Path, *options: object) -> str:
-        """That of a build of the model in two stages into a folder whose parents are not there yet."""
-        stages = options or ("--stages", 2)
-        return self.refused("build", model, "-o", self.folder / "new" / "parents" / "shards", *stages)
-
-
-def check_sentence(text: str) -> None:
-    assert text.count("\n") == 1
-    assert text.endswith(".\n")
-    assert "unexpected fault" not in text
-    assert "Traceback" not in text
-
-
-@pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    return Desk(tmp_path)
 
 
 def replace(old: str, new: str, count: int = 1) -> Change:
@@ -389,32 +339,6 @@ def test_a_graph_that_changes_during_the_build(desk: Desk) -> None:
     with pytest.raises(ModelError, match="changed while it was being cut"):
         build(desk.model, desk.folder / "shards", stages=3, progress=edit)
     assert desk.contents() == before
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 50 MB."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only the superuser of Linux can mount a small disk")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=50m", "none", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"this system mounts no small disk: {mounted.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
-def test_a_disk_of_50_mb(desk: Desk, small_disk: Path, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filler = small_disk / "filler"
-    filler.write_bytes(bytes(45 << 20))  # the tiny model needs little; what is left is less than a build may need
-    assert re.search(r"need .* free", desk.refused("build", desk.model, "-o", small_disk / "shards", "--stages", 2))
-    filler.unlink()
-    monkeypatch.setenv(HOME_VARIABLE, str(small_disk))
-    result = desk.run("build", smollm2_gguf, "-o", desk.folder / "shards", "--stages", 2)
-    assert result.exit_code == 1
-    assert re.search(r"needs .* on the disk of .*, which has .* free\.$", result.stderr)  # what it takes is told before
-    assert not [path for path in small_disk.rglob("*") if path.is_file()]
 
 
 @pytest.fixture
