@@ -241,6 +241,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How rejected tokens may be taken back from stateful shards; found by running it."""
     sliding_window: Count = 0
     """Tokens of the widest window that a layer looks through, if it is narrower than the context; 0: no such layer."""
+    step_switch_tokens: Count = 0
+    """Where not 0, a step that reaches beyond so many tokens of a sequence is computed with other rotary frequencies,
+    so the first step of a longer prompt must."""
     paged: PagedForm | None = None
     """None where it was not tried."""
     npu: NpuForm | None = None

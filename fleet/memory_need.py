@@ -27,7 +27,7 @@ PROCESS_BYTES = 66_000_000
 LATER_KERNELS_BYTES = 64 << 20
 """For plans: the CPU plugin keeps 1 to 2 MB of kernels for every length of step that it meets."""
 CHUNK_TOKENS = 256
-"""The longest step: the gateway sends a longer prompt in chunks."""
+"""The longest step, as a rule: the gateway sends a longer prompt in chunks."""
 GATEWAY_BYTES = 256 << 20
 """The gateway process with its tokenizer, on the node of the first stage."""
 
@@ -81,7 +81,8 @@ class ModelNeed:
         element_bytes = _KV_BYTES[kv_precision or manifest.kv_precision]
         self.layers = len(manifest.layers)
         self._users = users
-        self._step_bytes = manifest.step_bytes_per_token * min(chunk_tokens, context_tokens)
+        longest_step = max(chunk_tokens, manifest.step_switch_tokens + 1 if manifest.step_switch_tokens else 0)
+        self._step_bytes = manifest.step_bytes_per_token * min(longest_step, context_tokens)
         self._kv_of_one = list(
             accumulate(
                 (round(layer.kv_elements_per_token * element_bytes * context_tokens) for layer in manifest.layers),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fleet.manifest import FileEntry, KvPrecision, Layer, Manifest, Run, Stage
@@ -44,7 +44,6 @@ def describe_model(
     stages: tuple[Stage, ...] = (),
 ) -> Manifest:
     """The manifest as it is before any check; without ``stages`` that of a model which is not yet cut."""
-    has_template = analysis.source.has_chat_template
     return Manifest(
         manifest_version=1,
         model_id=identity,
@@ -60,11 +59,24 @@ def describe_model(
         tokenizer=tokenizer,
         stop_token_ids=analysis.description.stop_token_ids,
         sliding_window=analysis.sliding_window,
+        step_switch_tokens=analysis.step_switch_tokens,
         weight_formats=weight_formats(analysis.runs, analysis.opened.operations),
         step_bytes_per_token=analysis.step_bytes_per_token,
-        has_chat_template=has_template,
-        notes=(*analysis.opened.notes, *(() if has_template else (NO_CHAT_TEMPLATE,))),
+        has_chat_template=analysis.source.has_chat_template,
+        notes=tuple(_notes(analysis)),
     )
+
+
+def _notes(analysis: Analysis) -> Iterator[str]:
+    yield from analysis.opened.notes
+    if analysis.step_switch_tokens:
+        tokens = f"{analysis.step_switch_tokens:,}"
+        yield (
+            f"A step that reaches beyond {tokens} tokens is computed with other rotary frequencies, so a longer prompt "
+            f"has to begin with one step of more than {tokens} tokens; the gateway sees to that."
+        )
+    if not analysis.source.has_chat_template:
+        yield NO_CHAT_TEMPLATE
 
 
 def model_id(graph_file: Path, run_hashes: Iterable[str], companions: Iterable[FileEntry]) -> str:

@@ -43,12 +43,19 @@ def serve(config: GatewayConfig, context: ChildContext) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     trained_tokens = manifest.context_tokens or CONTEXT_TOKENS_GUESS
     context_tokens = min(config.context_tokens or trained_tokens, trained_tokens)
+    most_step_tokens = _most_step_tokens(manifest.widest_cut)
+    prefill_chunk_tokens = min(config.prefill_chunk_tokens, most_step_tokens)
+    switch = manifest.step_switch_tokens
+    if switch and switch + prefill_chunk_tokens >= most_step_tokens:
+        # The first step of a longer prompt, with chunks of others beside it, would not fit a message.
+        context_tokens = min(context_tokens, switch)
     tokenizer = ModelTokenizer(folder, context_tokens)
     limits = SchedulerLimits(
         stages=len(manifest.stages),
         context_tokens=min(context_tokens, tokenizer.longest_prompt_tokens),
         max_sequences=config.max_sequences,
-        prefill_chunk_tokens=min(config.prefill_chunk_tokens, _most_step_tokens(manifest.widest_cut)),
+        prefill_chunk_tokens=prefill_chunk_tokens,
+        step_switch_tokens=switch,
         kv_capacity_tokens=config.kv_capacity_tokens or None,
     )
     http_identity = Identity.generate()

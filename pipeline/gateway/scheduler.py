@@ -64,6 +64,8 @@ class SchedulerLimits:
     context_tokens: int
     max_sequences: int
     prefill_chunk_tokens: int
+    step_switch_tokens: int = 0
+    """A prompt of more than so many tokens begins with a step of more than so many; 0: no such rule."""
     max_waiting: int = 256
     kv_capacity_tokens: int | None = None
     step_deadline_s: float = 120.0
@@ -374,7 +376,7 @@ class Scheduler:
             if budget <= 0:
                 break
             number, sequence = self._prefilling.popitem(last=False)
-            count = min(budget, sequence.unsent)
+            count = min(max(budget, self._least_first_chunk(sequence)), sequence.unsent)
             tokens = sequence.request.tokens[sequence.sent : sequence.sent + count]
             is_last = count == sequence.unsent
             sampling = sequence.request.sampling if sequence.sent == 0 else None
@@ -386,6 +388,10 @@ class Scheduler:
             if not is_last:
                 self._prefilling[number] = sequence
         return tuple(entries), tuple(parts)
+
+    def _least_first_chunk(self, sequence: Sequence) -> int:
+        switch = self.limits.step_switch_tokens
+        return switch + 1 if switch and sequence.sent == 0 and sequence.unsent > switch else 0
 
     def _send(self, entries: tuple[Entry, ...], parts: tuple[_Part, ...], now_s: float) -> SendStep:
         step = next(self._step_numbers)

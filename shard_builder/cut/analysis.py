@@ -20,6 +20,7 @@ from shard_builder.cut.parts import Parts, find_parts
 from shard_builder.cut.shapes import Dimension, probe
 from shard_builder.cut.sliding_window import find_sliding_window
 from shard_builder.cut.stage_plan import StagePlan, plan_stage
+from shard_builder.cut.step_switch import find_step_switch
 from shard_builder.cut.surgery import head_entry
 from shard_builder.sources.description import Description, describe
 from shard_builder.sources.tokenizer_files import check_vocabulary
@@ -44,6 +45,8 @@ class Analysis:
     description: Description
     sliding_window: int
     """Tokens of the widest window that a layer looks through; 0: every layer sees the whole context."""
+    step_switch_tokens: int
+    """Position from which on a step is computed otherwise; 0: there is none."""
 
     @property
     def layer_bytes(self) -> tuple[int, ...]:
@@ -96,6 +99,7 @@ def analyse(core: ov.Core, source: Source) -> Analysis:
         step_bytes_per_token=memory.step_bytes_per_token(),
         description=description,
         sliding_window=window,
+        step_switch_tokens=find_step_switch(core, opened, source.graph),
     )
 
 

@@ -47,6 +47,8 @@ class TinyDecoder:
     attention_mask: bool = True
     static_batch: bool = False
     extra_input_is_read: bool = False
+    step_switch: int = 0
+    """Positions count otherwise in a step that reaches this one."""
     explicit_ports: bool = False
     """Caches are inputs and outputs instead of states."""
 
@@ -92,7 +94,13 @@ class _Weaver:
         embedding = self.weight(VOCABULARY, HIDDEN)
         zero = ops.constant(np.int64(0))
         hidden = ops.gather(embedding, self.ids, zero)
-        hidden = ops.add(hidden, ops.gather(self.weight(POSITIONS, HIDDEN), position_ids, zero))
+        positions = ops.gather(self.weight(POSITIONS, HIDDEN), position_ids, zero)
+        if what.step_switch:
+            tokens = ops.add(ops.reduce_max(position_ids, ops.constant(np.array([0, 1]))), ops.constant(np.int64(1)))
+            beyond = ops.greater(tokens, ops.constant(np.int64(what.step_switch)))
+            factor = ops.select(beyond, ops.constant(np.float32(1.5)), ops.constant(np.float32(1)))
+            positions = ops.multiply(positions, factor)
+        hidden = ops.add(hidden, positions)
         if what.extra_input:
             self.parameters.append(self.parameter(what.extra_input, [-1, -1], "i64"))
         if what.extra_input_is_read:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fleet.gateway_messages import Delta, Failed, Finished, Sampling
 from pipeline.gateway.clients import MAX_CLIENTS, Clients
 from pipeline.gateway.instructions import (
@@ -41,9 +43,11 @@ class Bench:
     """A scheduler with an open chain, and the steps that it has sent."""
 
     def __init__(
-        self, stages: int = 2, *, chunk: int = 16, max_sequences: int = 32, capacity: int | None = None
+        self, stages: int = 2, *, chunk: int = 16, max_sequences: int = 32, capacity: int | None = None, switch: int = 0
     ) -> None:
-        limits = SchedulerLimits(stages, 1000, max_sequences, chunk, kv_capacity_tokens=capacity)
+        limits = SchedulerLimits(
+            stages, 1000, max_sequences, chunk, kv_capacity_tokens=capacity, step_switch_tokens=switch
+        )
         self.scheduler = Scheduler(limits, frozenset([STOP_ID]), first_epoch=1)
         self.steps: list[Step] = []
         self.released: list[int] = []
@@ -113,6 +117,28 @@ def test_a_long_prompt_fills_the_stages_by_itself_with_chunks_behind_each_other(
     bench.answer()
     bench.answer()
     assert [(step.entries[0].start, step.entries[0].tokens) for step in bench.steps] == [(60, (TOKEN,))]
+
+
+@pytest.mark.parametrize("readers", [0, 1, 3])
+@pytest.mark.parametrize("prompt", [63, 64, 65, 66, 200])
+def test_no_prompt_lies_on_both_sides_of_a_switch_of_the_rotary_frequencies(prompt: int, readers: int) -> None:
+    bench = Bench(stages=2, switch=64)
+    for _ in range(readers):
+        bench.submit()
+    for _ in range(10 if readers else 0):
+        bench.answer()
+    bench.submit(prompt=prompt)
+    bench.submit(prompt=prompt)
+    steps: dict[int, list[tuple[int, int]]] = {}
+    for _ in range(200):
+        for entry in bench.answer().entries:
+            if entry.start < prompt:
+                steps.setdefault(entry.sequence, []).append((entry.start, entry.start + len(entry.tokens)))
+    longer = [spans for spans in steps.values() if spans[0][0] == 0]
+    assert len(longer) == 2
+    for spans in longer:
+        sides = {end > 64 for _, end in spans}
+        assert sides == {prompt > 64}
 
 
 def test_chunks_and_decode_steps_take_turns() -> None:
