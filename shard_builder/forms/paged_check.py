@@ -89,7 +89,12 @@ def _judge(manifest: Manifest, difference: float, noise: float, before: float, *
     if not np.isfinite(difference):
         return PagedForm(served=False, reason="The paged form gives logits that are not numbers.")
     reason = ""
-    if difference > noise:
+    if manifest.step_switch_tokens:
+        reason = (
+            f"In a paged step, a sequence beyond {manifest.step_switch_tokens:,} tokens would change the rotary "
+            "frequencies of all others."
+        )
+    elif difference > noise:
         reason = f"The paged form gives other logits than the whole model (largest difference {difference:.3g})."
     elif manifest.sliding_window and not crosses_window(checked_model(manifest), sampled=sampled):
         reason = (

@@ -33,5 +33,7 @@ def test_the_manifest_says_so(tiny_model: Writer, tmp_path: Path) -> None:
     manifest = build(tiny_model(step_switch=20), tmp_path / "shards", stages=2)
     assert manifest.step_switch_tokens == 20
     assert any("more than 20 tokens" in note for note in manifest.notes)
+    assert manifest.paged is not None
+    assert not manifest.paged.served
     assert manifest.verification is not None
     assert manifest.verification.max_abs_diff == 0.0
