@@ -37,7 +37,8 @@ def prepare_npu(
 
     Args:
         folder: the shard folder.
-        context_tokens: slots of every cache; 1,024 by default, or what the model was trained for where that is less.
+        context_tokens: slots of every cache; 1,024 by default, or less where the model was trained for less or switches
+            its rotary frequencies earlier.
         chunk_tokens: new tokens per call of the prompt's graph; 128 by default, or half of a smaller context.
         progress: hears how far it is.
         cancelled: asked with every report of progress; True stops it.
@@ -105,7 +106,10 @@ def prepare_npu(
 
 def _choose_sizes(manifest: Manifest, context_tokens: int | None, chunk_tokens: int | None) -> NpuSizes:
     trained = manifest.context_tokens
-    context = context_tokens or min(DEFAULT_CONTEXT_TOKENS, trained or DEFAULT_CONTEXT_TOKENS)
+    switch = manifest.step_switch_tokens
+    # With a chunk of half of it, the default context stays on one side of a switch.
+    default = min(DEFAULT_CONTEXT_TOKENS, trained or DEFAULT_CONTEXT_TOKENS, switch * 2 // 3 or DEFAULT_CONTEXT_TOKENS)
+    context = context_tokens or default
     chunk = chunk_tokens or min(DEFAULT_CHUNK_TOKENS, context // 2)
     if context < SMALLEST_CONTEXT_TOKENS or (trained and context > trained):
         most = f" and at most the {trained:,} that the model was trained for" if trained else ""
@@ -114,6 +118,12 @@ def _choose_sizes(manifest: Manifest, context_tokens: int | None, chunk_tokens: 
         )
     if not 2 <= chunk <= context // 2:
         raise ModelError(f"A chunk of {chunk:,} tokens does not do; it takes 2 to half of the context of {context:,}.")
+    if switch and context + chunk > switch:
+        raise ModelError(
+            f"A context of {context:,} tokens with chunks of {chunk:,} does not do: a step that reaches beyond "
+            f"{switch:,} tokens is computed with other rotary frequencies, and prompts for an NPU go in chunks; both "
+            f"together may be at most {switch:,}."
+        )
     return NpuSizes(context, chunk)
 
 

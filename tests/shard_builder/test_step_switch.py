@@ -8,7 +8,8 @@ from pathlib import Path
 import openvino as ov
 import pytest
 
-from shard_builder import build
+from fleet.errors import ModelError
+from shard_builder import build, prepare_npu
 from shard_builder.cut.opened_model import open_model
 from shard_builder.cut.step_switch import find_step_switch
 
@@ -37,3 +38,13 @@ def test_the_manifest_says_so(tiny_model: Writer, tmp_path: Path) -> None:
     assert not manifest.paged.served
     assert manifest.verification is not None
     assert manifest.verification.max_abs_diff == 0.0
+
+
+def test_a_form_for_an_npu_stays_on_one_side(tiny_model: Writer, tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    build(tiny_model(step_switch=60), shards, stages=2, check="none")
+    with pytest.raises(ModelError, match="both together may be at most 60"):
+        prepare_npu(shards, context_tokens=48, chunk_tokens=16)
+    form = prepare_npu(shards).npu
+    assert form is not None
+    assert (form.context_tokens, form.chunk_tokens) == (40, 20)
