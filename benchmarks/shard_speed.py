@@ -3,9 +3,10 @@
     python -m benchmarks.shard_speed MODEL SHARDS [--contexts 64,512,2000] [--rounds 7] [--steps 16] [--json]
 
 MODEL is the IR folder that SHARDS were cut from. All three live in one process on one processor and take turns step by
-step, so that whatever else the PC does slows all alike. Per round and context the tokens per second of each are divided
-by the whole model's; the median of the rounds is shown with the lowest and highest. Without the Gather the CPU plugin
-does not fuse the attention with its cache; a graph that does not run so (those of OpenVINO's GGUF reader) is left out.
+step, so that whatever else the PC does slows all alike. Per round and context the tokens per second of each, by its
+median step, are divided by the whole model's; the median of the rounds is shown with the lowest and highest. Without
+the Gather the CPU plugin does not fuse the attention with its cache; a graph that does not run so (those of OpenVINO's
+GGUF reader) is left out.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ def compare(runners: dict[str, Runner], context_tokens: int, rounds: int, steps:
             for start in range(0, context_tokens, CHUNK_TOKENS):
                 runner.step(min(CHUNK_TOKENS, context_tokens - start))
             runner.step(1)
-        spent_s = dict.fromkeys(names, 0.0)
+        spent_s: dict[str, list[float]] = {name: [] for name in names}
         for step in range(steps):
             for name in names[step % len(names) :] + names[: step % len(names)]:
                 start_s = time.perf_counter()
                 runners[name].step(1)
-                spent_s[name] += time.perf_counter() - start_s
+                spent_s[name].append(time.perf_counter() - start_s)
         for name in names:
-            rates[name].append(steps / spent_s[name])
+            rates[name].append(1 / statistics.median(spent_s[name]))
     ratios = {
         name: tuple(rate / whole for rate, whole in zip(rates[name], rates[WHOLE], strict=True)) for name in names
     }
