@@ -70,7 +70,7 @@ def prepare_npu(
                 graphs.append(files)
             reporter.report("verify", 0.0)
             for slots in _SLOTS:
-                check = check_static(core, folder, manifest, graphs, sizes, slots)
+                check = check_static(core, folder, manifest, graphs, sizes, slots, reporter.check)
                 reporter.check()
                 if is_noise(check):
                     break

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ class StaticStage:
             self._caches.append(np.zeros(port.get_shape(), port.get_element_type().to_dtype()))
         self._names = names
 
+    def begin_sequence(self) -> None:
+        """Forgets all tokens: the mask hides what the caches still hold."""
+        self._past = 0
+
     def run(self, entering: NDArray[Any]) -> NDArray[np.float32]:
         """One call with ``[1, tokens, ...]`` ids or hidden states gives all hidden states, or the last logits.
 
@@ -91,10 +96,29 @@ class StaticStage:
         return np.array(request.get_output_tensor(0).data[:, :count], dtype=np.float32)
 
 
+def calls_of(sizes: NpuSizes) -> tuple[tuple[int, ...], ...]:
+    """Tokens of every call of the two sequences that are compared.
+
+    A query is farthest from a cache's first slot in a later chunk that is full: ``context + chunk - 1`` slots, while it
+    is fewer tokens away; a window or a bias that counts slots shows there or nowhere. The first sequence has one, and
+    goes to the last slot with single steps. The second fills a later chunk partially.
+    """
+    part = sizes.chunk_tokens // 2 + 1
+    full, rest = divmod(sizes.context_tokens - SINGLE_STEPS - part, sizes.chunk_tokens)
+    to_the_last_slot = (part, *[sizes.chunk_tokens] * full, *([rest] if rest else []), *[1] * SINGLE_STEPS)
+    return to_the_last_slot, (sizes.chunk_tokens, part)
+
+
 def check_static(
-    core: ov.Core, folder: Path, manifest: Manifest, graphs: Sequence[Sequence[Path]], sizes: NpuSizes, slots: NpuSlots
+    core: ov.Core,
+    folder: Path,
+    manifest: Manifest,
+    graphs: Sequence[Sequence[Path]],
+    sizes: NpuSizes,
+    slots: NpuSlots,
+    between_calls: Callable[[], None],
 ) -> StaticCheck:
-    """Prefill by chunks, the last of them padded, then single steps, through the static and the dynamic stages.
+    """Prefill by chunks, full and padded, and single steps, through the static and the dynamic stages.
 
     Args:
         core: OpenVINO.
@@ -103,27 +127,29 @@ def check_static(
         graphs: per stage the graph of a chunk and that of a step.
         sizes: what they were made for.
         slots: how the caches are filled.
+        between_calls: may raise to end it.
 
     Raises:
         ModelError: a graph does not run.
     """
-    room = sizes.context_tokens - SINGLE_STEPS
-    prompt = [sizes.chunk_tokens, sizes.chunk_tokens // 2 + 1]
-    counts = [*(prompt if sum(prompt) <= room else prompt[1:]), *[1] * SINGLE_STEPS]
     generator = np.random.default_rng(SEED)
-    ids = [generator.integers(0, manifest.vocabulary_size, (1, count), dtype=np.int64) for count in counts]
-    static, dynamic = list[NDArray[Any]](ids), list[NDArray[Any]](ids)
+    ids = [
+        [generator.integers(0, manifest.vocabulary_size, (1, count), dtype=np.int64) for count in counts]
+        for counts in calls_of(sizes)
+    ]
+    static, dynamic = list[list[NDArray[Any]]](ids), list[list[NDArray[Any]]](ids)
     for stage, files in zip(manifest.stages, graphs, strict=True):
         try:
             runner = StaticStage(core, folder / stage.weights.name, files, sizes, slots)
-            static = [runner.run(entering) for entering in static]
+            static = [_run_static(runner, sequence, between_calls) for sequence in static]
             del runner
-            dynamic = _run_dynamic(core, folder, stage, dynamic)
+            dynamic = _run_dynamic(core, folder, stage, dynamic, between_calls)
         except RuntimeError as error:
             raise ModelError(f"The static graphs of stage {stage.stage} do not run: {plain_reason(error)}.") from None
-    largest = max(float(np.abs(one - two).max()) for one, two in zip(static, dynamic, strict=True))
-    extent = max(float(np.ptp(logits)) for logits in dynamic)
-    same = [bool(one.argmax(-1) == two.argmax(-1)) for one, two in zip(static, dynamic, strict=True)]
+    pairs = list(zip(chain(*static), chain(*dynamic), strict=True))
+    largest = max(float(np.abs(one - two).max()) for one, two in pairs)
+    extent = max(float(np.ptp(logits)) for _, logits in pairs)
+    same = [bool(one.argmax(-1) == two.argmax(-1)) for one, two in pairs]
     return StaticCheck(largest, extent, sum(same) / len(same))
 
 
@@ -132,18 +158,39 @@ def is_noise(check: StaticCheck) -> bool:
     return check.max_abs_diff <= TOLERANCE * check.logit_range
 
 
-def _run_dynamic(core: ov.Core, folder: Path, stage: Stage, calls: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+def _run_static(
+    runner: StaticStage, calls: Sequence[NDArray[Any]], between_calls: Callable[[], None]
+) -> list[NDArray[Any]]:
+    runner.begin_sequence()
+    outputs: list[NDArray[Any]] = []
+    for entering in calls:
+        between_calls()
+        outputs.append(runner.run(entering))
+    return outputs
+
+
+def _run_dynamic(
+    core: ov.Core,
+    folder: Path,
+    stage: Stage,
+    sequences: Sequence[Sequence[NDArray[Any]]],
+    between_calls: Callable[[], None],
+) -> list[list[NDArray[Any]]]:
     model = core.read_model(folder / stage.graph.name, folder / stage.weights.name)
     request = core.compile_model(model, DEVICE, exact_properties(DEVICE, "f32")).create_infer_request()
     names = set(stage.inputs)
-    outputs = []
-    past = 0
-    for entering in calls:
-        count = entering.shape[1]
-        positions = np.arange(past, past + count)
-        request.infer(_feed(names, entering, np.ones((1, past + count), np.int64), positions, count))
-        outputs.append(np.array(request.get_output_tensor(0).data, dtype=np.float32))
-        past += count
+    outputs: list[list[NDArray[Any]]] = []
+    for calls in sequences:
+        request.reset_state()
+        outputs.append([])
+        past = 0
+        for entering in calls:
+            between_calls()
+            count = entering.shape[1]
+            positions = np.arange(past, past + count)
+            request.infer(_feed(names, entering, np.ones((1, past + count), np.int64), positions, count))
+            outputs[-1].append(np.array(request.get_output_tensor(0).data, dtype=np.float32))
+            past += count
     return outputs
 
 

@@ -24,7 +24,8 @@ from fleet.manifest import FileEntry, Manifest, NpuSlots, Stage, load_manifest
 from paceline.__main__ import app
 from shard_builder import build, prepare_npu, verify
 from shard_builder.check.reference import exact_properties
-from shard_builder.forms.npu_check import StaticStage
+from shard_builder.forms.npu import SMALLEST_CONTEXT_TOKENS
+from shard_builder.forms.npu_check import StaticStage, calls_of
 from shard_builder.forms.npu_form import NpuSizes, write_static_graph
 
 Writer = Callable[..., Path]
@@ -165,6 +166,31 @@ def test_a_sliding_window_needs_adjacent_slots(tiny_model: Writer, tmp_path: Pat
     form = prepare(tmp_path / "shards").npu
     assert form is not None
     assert (form.slots, form.greedy_match) == ("adjacent", 1.0)
+
+
+# With 40 slots and chunks of 6 a query is at most 45 slots from the first: a window of 45 tokens is the longest that
+# hides a slot, and only from the last query of a full chunk.
+@pytest.mark.parametrize(("window", "slots"), [(43, "adjacent"), (45, "adjacent"), (46, "any")])
+def test_a_window_about_as_long_as_the_context_is_tried_by_a_full_later_chunk(
+    tiny_model: Writer, tmp_path: Path, window: int, slots: NpuSlots
+) -> None:
+    build(tiny_model(sliding_window=window), tmp_path / "shards", stages=2, check="none")
+    form = prepare(tmp_path / "shards").npu
+    assert form is not None
+    assert (form.slots, form.greedy_match) == (slots, 1.0)
+    assert form.max_abs_diff < 1e-4 * form.logit_range
+
+
+@given(chunk=st.integers(2, 300), spare=st.integers(0, 700))
+def test_the_check_goes_to_the_last_slot_and_has_a_full_and_a_partial_later_chunk(chunk: int, spare: int) -> None:
+    sizes = NpuSizes(max(2 * chunk, SMALLEST_CONTEXT_TOKENS) + spare, chunk)
+    first, second = calls_of(sizes)
+    assert sum(first) == sizes.context_tokens
+    assert first[-1] == 1
+    assert all(1 <= count <= chunk for count in (*first, *second))
+    assert chunk in first[1:]
+    assert second[0] == chunk
+    assert sum(second) <= sizes.context_tokens
 
 
 def count_positions_by_the_cache(folder: Path) -> None:
