@@ -303,6 +303,9 @@ def decode_manifest(text: bytes, where: str = "manifest") -> Manifest:
     except msgspec.MsgspecError as error:
         raise ModelError(f"{where} is not a shard manifest that this version reads: {error}.") from None
     _check_file_names(manifest, where)
+    fault = _fault(manifest)
+    if fault:
+        raise ModelError(f"{where}: {fault}; build the shards again.")
     known = {run.sha256: run for run in manifest.runs}
     if any(run.bytes != known[run.sha256].bytes for run in manifest.runs):
         raise ModelError(f"{where}: a run is listed twice with two sizes; build the shards again.")
@@ -325,6 +328,31 @@ def decode_manifest(text: bytes, where: str = "manifest") -> Manifest:
     if expected_first != len(manifest.layers):
         raise ModelError(f"{where}: the stages do not cover all {len(manifest.layers)} layers; build the shards again.")
     return manifest
+
+
+def _fault(manifest: Manifest) -> str:
+    """What does not hold together in the model that the manifest describes; empty where all does."""
+    layers = len(manifest.layers)
+    if not layers or not manifest.stages:
+        return "there are no layers or no stages"
+    if not manifest.vocabulary_size:
+        return "the vocabulary_size is 0"
+    for index, layer in enumerate(manifest.layers):
+        if layer.index != index:
+            return f"the layers are not in order at layer {index}"
+        if any(owner >= index for owner in layer.borrowed_caches):
+            return f"the borrowed_caches of layer {index} are not those of earlier layers"
+    for run in manifest.runs:
+        if any(part > layers for part in run.parts) or (run.layer or 0) >= layers:
+            return f"a run is of a layer that the model of {layers} layers does not have"
+        if run.anonymous_bytes and len(run.anonymous_bytes) != len(run.parts):
+            return "the anonymous_bytes of a run are not one for each of its parts"
+    for formats in (manifest.weight_formats, *(layer.weight_formats for layer in manifest.layers)):
+        if formats and not any(entry.bytes for entry in formats):
+            return "the weight_formats have no bytes"
+    if any(not tensor.width for stage in manifest.stages for tensor in stage.cut_tensors):
+        return "the width of a cut tensor is 0"
+    return ""
 
 
 def _check_file_names(manifest: Manifest, where: str) -> None:

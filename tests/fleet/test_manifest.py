@@ -24,6 +24,7 @@ from fleet.manifest import (
     encode_manifest,
     load_manifest,
 )
+from fleet.memory_need import stage_memory
 
 SHA = "ab" * 32
 
@@ -175,11 +176,49 @@ def test_the_unchanged_one_is_good() -> None:
         (("stages", 1, "stage"), 5),
         (("runs", 0, "bytes"), 2**60),
         (("kv_precision",), "f64"),
+        (("vocabulary_size",), 0),
+        (("layers", 1, "index"), 0),
+        (("layers", 1, "borrowed_caches"), [1]),
+        (("layers", 1, "borrowed_caches"), [99]),
+        (("layers", 0, "weight_formats"), [{"element_type": "u4", "bytes": 0}]),
+        (("weight_formats",), [{"element_type": "u4", "bytes": 0}]),
+        (("runs", 0, "parts"), [3]),
+        (("runs", 0, "parts"), [-2]),
+        (("runs", 0, "layer"), 2),
+        (("runs", 0, "anonymous_bytes"), [1, 2]),
+        (("stages", 1, "cut_tensors"), [{"name": "hidden", "width": 0, "element_type": "f32"}]),
     ],
 )
 def test_what_does_not_hold_together_is_refused(path: tuple[str | int, ...], value: Any) -> None:
     with pytest.raises(ModelError):
         decode_manifest(changed(path, value))
+
+
+def test_a_model_of_nothing_is_refused() -> None:
+    content = msgspec.json.decode(changed((), None))
+    with pytest.raises(ModelError, match="no layers"):
+        decode_manifest(msgspec.json.encode(content | {"layers": [], "stages": [], "runs": []}))
+
+
+numbers = st.integers(-2, 4)
+edits = st.one_of(
+    st.tuples(st.just(("runs", 0, "parts")), st.lists(numbers, max_size=3)),
+    st.tuples(st.just(("runs", 0, "layer")), numbers),
+    st.tuples(st.just(("runs", 0, "anonymous_bytes")), st.lists(numbers, max_size=3)),
+    st.tuples(st.just(("layers", 1, "index")), numbers),
+    st.tuples(st.just(("layers", 1, "borrowed_caches")), st.lists(numbers, max_size=3)),
+    st.tuples(st.just(("vocabulary_size",)), numbers),
+)
+
+
+@given(edits)
+def test_an_edited_manifest_is_refused_or_its_memory_can_be_told(edit: tuple[tuple[str | int, ...], Any]) -> None:
+    try:
+        manifest = decode_manifest(changed(*edit))
+    except ModelError:
+        return
+    for stage in manifest.stages:
+        assert stage_memory(manifest, stage, context_tokens=16).mapped_bytes >= 0
 
 
 def test_a_folder_without_a_manifest_says_what_to_do(tmp_path: Path) -> None:
