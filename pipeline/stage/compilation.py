@@ -42,6 +42,8 @@ BLOB_SHARE = 1.3
 SPARE_DISK_BYTES = 1 << 30
 _RUN_TIME_PROPERTIES = frozenset({"INFERENCE_NUM_THREADS"})
 """Those that a blob is not made with: measured on the CPU, it runs to the bit like a shard compiled with them."""
+_CACHE_SUFFIXES = frozenset({".blob", ".cl_cache"})
+"""Of the files that OpenVINO and its plugins write into a folder of their cache."""
 _log = logging.getLogger(__name__)
 
 
@@ -98,6 +100,7 @@ def load(
     folders: Sequence[Path],
     keep_in: Path | None,
     stage: Stage,
+    check: Callable[[ov.CompiledModel], None],
 ) -> Loaded:
     """Import a shard from the first of the folders that has a blob of use, else compile it.
 
@@ -109,6 +112,7 @@ def load(
         folders: of compiled shards; they need not exist.
         keep_in: where a blob compiled here is kept for the next time; None keeps none.
         stage: the shard, for its number and size.
+        check: raises ModelError where an imported model is not this shard; its blob is then removed.
 
     Raises:
         RuntimeError: the device does not take the shard.
@@ -117,8 +121,16 @@ def load(
     for folder in folders:
         outcome = import_shard(core, folder / wanted.key, wanted, properties)
         if isinstance(outcome, ov.CompiledModel):
-            return Loaded(outcome, "")
-        if outcome:
+            try:
+                check(outcome)
+                return Loaded(outcome, "")
+            except ModelError:
+                _log.exception("the blob in %s is another shard's", folder / wanted.key)
+            # It has mapped the blob, and Windows removes no file that is mapped.
+            del outcome
+            _remove_entry(folder / wanted.key, wanted)
+            reasons.append(f"the blob in {folder / wanted.key} is another shard's and is removed")
+        elif outcome:
             reasons.append(outcome)
     reason = "; ".join(reasons) or NO_BLOB
     if keep_in is None:
@@ -135,8 +147,11 @@ def import_shard(core: ov.Core, entry: Path, wanted: CompiledFor, properties: di
     if reason:
         _log.warning("%s", reason)
         return reason
+    if entry.is_symlink():
+        # What a plugin left there could not be removed: it may be anybody's.
+        return f"{entry} is a link, not a folder of a blob"
     try:
-        _remove_all_but(entry, {RECORD_NAME, _blob_name(wanted)})
+        _remove_other_caches(entry, wanted)
         # An empty model: should the plugin refuse the blob, there is nothing that it could compile instead.
         compiled = core.compile_model(
             ov.Model([], [], [], "none"), wanted.device, {**properties, **_cache_properties(entry, wanted)}
@@ -146,7 +161,7 @@ def import_shard(core: ov.Core, entry: Path, wanted: CompiledFor, properties: di
         return f"the blob in {entry} cannot be imported ({error.__class__.__name__}; the log has the whole of it)"
     if not compiled.get_property("LOADED_FROM_CACHE"):
         # OpenVINO has put the empty model in the blob's place.
-        shutil.rmtree(entry, ignore_errors=True)
+        _remove_entry(entry, wanted)
         return f"OpenVINO refused the blob in {entry}, which is removed"
     return compiled
 
@@ -207,7 +222,7 @@ def _finish(unfinished: Path, compiled: ov.CompiledModel, wanted: CompiledFor, s
         # OpenVINO removes a blob that it could not write whole, and says nothing.
         return f"OpenVINO wrote no blob; the device {wanted.device} exports none, or the disk is full"
     try:
-        _remove_all_but(unfinished, {blob.name})
+        _remove_other_caches(unfinished, wanted)
         blob.chmod(stat.S_IREAD | stat.S_IWRITE)  # Windows removes no file that is read-only, as OpenVINO leaves it
         with blob.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -232,11 +247,19 @@ def _blob_name(wanted: CompiledFor) -> str:
     return f"{wanted.blob_id}.blob"
 
 
-def _remove_all_but(folder: Path, names: set[str]) -> None:
-    """What a plugin keeps beside its blob has no hash here, so it is not used again."""
+def _remove_other_caches(folder: Path, wanted: CompiledFor) -> None:
+    """What a plugin keeps beside its blob has no hash here, so it is not used again. Files of others stay."""
     for path in folder.iterdir():
-        if path.name not in names:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        if path.suffix in _CACHE_SUFFIXES and path.name != _blob_name(wanted) and not path.is_dir():
+            path.unlink()
+
+
+def _remove_entry(entry: Path, wanted: CompiledFor) -> None:
+    """Removes a blob and its record, and their folder where nothing else lies in it."""
+    try:
+        for name in (RECORD_NAME, _blob_name(wanted)):
+            (entry / name).unlink(missing_ok=True)
+        if not any(entry.iterdir()):
+            entry.rmdir()
+    except OSError:
+        _log.exception("%s cannot be removed", entry)

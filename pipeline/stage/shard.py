@@ -103,6 +103,7 @@ def load_shard(
             take it.
     """
     manifest, stage = stage_of(folder, stage_number)
+    is_last = stage_number == len(manifest.stages) - 1
     core = ov.Core()
 
     def read_model() -> ov.Model:
@@ -112,7 +113,7 @@ def load_shard(
             raise ModelError(
                 f"OpenVINO cannot read {folder / stage.graph.name}: {first_line(error)}. Build the shards again."
             ) from None
-        _check_graph(model, stage, is_last=stage_number == len(manifest.stages) - 1)
+        _check_graph(model, stage, is_last=is_last)
         return model
 
     properties = options.properties()
@@ -126,13 +127,13 @@ def load_shard(
             (own, *compiled_folders),
             own if keep_compiled else None,
             stage,
+            lambda model: _check_graph(model, stage, is_last=is_last),
         )
     except RuntimeError as error:
         raise ModelError(
             f"The device {options.device} does not take stage {stage_number} of {manifest.name}: {first_line(error)}. "
             "Choose another device for it."
         ) from None
-    _check_graph(loaded.model, stage, is_last=stage_number == len(manifest.stages) - 1)
     _check_kv_precision(loaded.model, options)
     inputs = tuple(port.any_name for port in loaded.model.inputs)
     return Shard(manifest, stage, loaded.model, inputs, loaded)

@@ -166,6 +166,17 @@ def forge_a_blob(folder: Path) -> None:
     rewrite_record(folder, blob=entry(path))
 
 
+def take_the_blob_of_another_shard(folder: Path) -> None:
+    """The record fits, and OpenVINO imports it: only the inputs tell."""
+    record = record_of(folder)
+    value = opset13.parameter([1, 8], ov.Type.f32, "inputs_embeds")
+    cache = {"CACHE_DIR": str(blob_folder(folder)), "CACHE_BLOB_ID": str(record.made_from.blob_id)}
+    (blob_folder(folder) / record.blob.name).unlink()
+    properties = {**OPTIONS.properties(), **cache, "CACHE_MODE": "OPTIMIZE_SPEED"}
+    ov.Core().compile_model(ov.Model([opset13.relu(value)], [value], "other"), "CPU", properties)
+    rewrite_record(folder, blob=entry(blob_folder(folder) / record.blob.name))
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
@@ -177,6 +188,7 @@ def forge_a_blob(folder: Path) -> None:
         (remove_the_blob, "cannot be read: No such file or directory"),
         (swap_the_shard, "was made from another shard"),
         (forge_a_blob, "OpenVINO refused the blob"),
+        (take_the_blob_of_another_shard, "is another shard's and is removed"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -195,8 +207,20 @@ def test_a_blob_that_is_not_right_is_compiled_anew_and_replaced(
 
 def test_what_lies_beside_a_blob_is_not_given_to_the_device(folder: Path) -> None:
     (blob_folder(folder) / "kernels.cl_cache").write_bytes(b"somebody else's")
+    (blob_folder(folder) / "notes.txt").write_bytes(b"the user's")
     assert not load_shard(folder, 0, OPTIONS).loaded.why_compiled
-    assert {path.name for path in blob_folder(folder).iterdir()} == {RECORD_NAME, record_of(folder).blob.name}
+    names = {path.name for path in blob_folder(folder).iterdir()}
+    assert names == {RECORD_NAME, record_of(folder).blob.name, "notes.txt"}
+
+
+def test_a_link_in_place_of_a_blobs_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    link = blob_folder(folder)
+    elsewhere = link.rename(tmp_path / "elsewhere")
+    (elsewhere / "kernels.cl_cache").write_bytes(b"somebody else's")
+    link.symlink_to(elsewhere, target_is_directory=True)
+    before = {path.name for path in elsewhere.iterdir()}
+    assert "is a link, not a folder of a blob" in load_shard(folder, 0, OPTIONS, keep_compiled=True).loaded.why_compiled
+    assert {path.name for path in elsewhere.iterdir()} == before
 
 
 def test_without_room_for_a_blob_the_shard_is_compiled_all_the_same(
