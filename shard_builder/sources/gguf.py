@@ -6,6 +6,7 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -18,6 +19,11 @@ MAGIC = b"GGUF"
 MAX_ENTRIES = 1 << 20
 MAX_TEXT_BYTES = 64 << 20
 MAX_ARRAY_DEPTH = 4
+MAX_DIMENSIONS = 4
+"""GGML_MAX_DIMS of ggml."""
+MAX_ELEMENTS = 1 << 48
+DEFAULT_ALIGNMENT_BYTES = 32
+_NAME_CHARACTERS = 100
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _TEXT, _ARRAY = 8, 9
 _BLOCKS = {
@@ -53,6 +59,10 @@ class GgufHead:
         return value if isinstance(value, int) else 0
 
 
+class _RefusedError(Exception):
+    """What the file is, other than damaged: the words behind its name."""
+
+
 def is_gguf(path: Path) -> bool:
     """Whether the file begins as GGUF files do.
 
@@ -78,6 +88,8 @@ def read_head(path: Path) -> GgufHead:
             size = len(content)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+    except _RefusedError as refused:
+        raise ModelError(f"{path} {refused}.") from None
     except (struct.error, UnicodeDecodeError, ValueError, KeyError):
         raise ModelError(f"{path} is not a whole GGUF file: its head is damaged or cut short; get it again.") from None
     if size < head.needed_bytes:
@@ -85,6 +97,40 @@ def read_head(path: Path) -> GgufHead:
             f"{path} is cut short: it has {size:,} bytes and its tensors need {head.needed_bytes:,}; get it again."
         )
     return head
+
+
+def shorten(name: str) -> str:
+    """A name of a file's own, fit for a sentence: 100 characters that can be printed."""
+    shown = "".join(character if character.isprintable() else "?" for character in name[:_NAME_CHARACTERS])
+    return f"'{shown}…'" if len(name) > _NAME_CHARACTERS else f"'{shown}'"
+
+
+def _check_metadata(metadata: dict[str, Any], tensors: set[str]) -> None:
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or not architecture:
+        raise _RefusedError("does not say its model's architecture: its key general.architecture is missing")
+    parts = metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise _RefusedError(f"is one of the {parts} parts of a model; join them with llama-gguf-split --merge")
+    blocks = {int(found[1]) for name in tensors if (found := re.match(r"blk\.([0-9]{1,9})\.", name))}
+    if blocks:
+        key = f"{architecture}.block_count"
+        count, predicting = metadata.get(key), metadata.get(f"{architecture}.nextn_predict_layers", 0)
+        counts = [count]
+        if isinstance(count, int) and isinstance(predicting, int):
+            counts.append(
+                count - predicting
+            )  # layers that predict further tokens are counted, and some files lack them
+        if len(blocks) not in counts or blocks != set(range(len(blocks))):
+            raise _RefusedError(
+                f"does not hold together: its key {shorten(key)} does not match the layers of its tensors, "
+                f"of which there are {len(blocks)}; get it again"
+            )
+    for name in ("attention.head_count", "attention.head_count_kv"):
+        if metadata.get(f"{architecture}.{name}", 1) == 0:
+            raise _RefusedError(
+                f"does not hold together: its key {shorten(f'{architecture}.{name}')} is 0; get it again"
+            )
 
 
 class _Reader:
@@ -96,27 +142,51 @@ class _Reader:
         if self._take(len(MAGIC)) != MAGIC:
             raise ValueError("no GGUF magic")
         version = self._scalar("<I")
+        if version and not version & 0xFFFF:
+            raise _RefusedError("is a big-endian GGUF file, which is not read here; get the little-endian one")
         if version not in (2, 3):
-            raise ValueError("unknown version")
+            raise _RefusedError(f"is of version {version} of GGUF, and only 2 and 3 are read; convert the model again")
         tensors, entries = self._count(), self._count()
         metadata = {}
         for _ in range(entries):
             key = self._text()
             metadata[key] = self._value(self._scalar("<I"))
-        end = 0
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT_BYTES)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise _RefusedError("has a general.alignment that is no power of two; get it again")
         total = 0
         kinds = set()
+        names = set()
+        places = []
         for _ in range(tensors):
-            self._text()
-            elements = prod(self._scalar("<Q") for _ in range(self._scalar("<I")))
+            name = self._text()
+            if name in names:
+                raise _RefusedError(f"has two tensors of the name {shorten(name)}; get it again")
+            names.add(name)
+            dimensions = self._scalar("<I")
+            if dimensions > MAX_DIMENSIONS:
+                raise _RefusedError(
+                    f"has a tensor of {dimensions} dimensions, {shorten(name)}, and GGUF has at most "
+                    f"{MAX_DIMENSIONS}; get it again"
+                )
+            shape = [self._scalar("<Q") for _ in range(dimensions)]
+            elements = prod(shape)
+            if elements > MAX_ELEMENTS:
+                raise _RefusedError(f"has a tensor of impossible size, {shorten(name)}; get it again")
             total += elements
             kind = self._scalar("<I")
             kinds.add(kind)
             block, block_bytes = _BLOCKS[kind]
-            end = max(end, self._scalar("<Q") + -(-elements // block) * block_bytes)
-        alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment <= 0:
-            raise ValueError("no alignment")
+            place = self._scalar("<Q")
+            if place % alignment:
+                raise _RefusedError(f"has a tensor at an unaligned place, {shorten(name)}; get it again")
+            places.append((place, place + -(-elements // block) * block_bytes, name))
+        end = 0
+        for place, place_end, name in sorted(places):
+            if place < end:
+                raise _RefusedError(f"has a tensor that overlaps another, {shorten(name)}; get it again")
+            end = place_end
+        _check_metadata(metadata, names)
         start = -(-self._at // alignment) * alignment
         return GgufHead(metadata, start + end, total, not kinds <= _FLOATING)
 

@@ -12,7 +12,7 @@ from fleet.errors import ModelError
 from shard_builder.reporting import Reporter
 from shard_builder.sources.child_work import LibraryRefusedError, run_child_work
 from shard_builder.sources.export_extra import EXPORT_PACKAGES, LIBRARIES_BYTES, require_export_extra
-from shard_builder.sources.gguf import GgufHead
+from shard_builder.sources.gguf import GgufHead, shorten
 from shard_builder.sources.kept_models import announce_needs, conversion_key, keep
 from shard_builder.sources.model_files import MODEL_GRAPH, MODEL_WEIGHTS, TOKENIZER_FILES, is_tokenizer_source
 
@@ -37,13 +37,34 @@ def convert_gguf_file(file: Path, head: GgufHead, work_folder: Path, reporter: R
         CancelledError: the caller wants the build to end.
     """
     if head.architecture in READER_ARCHITECTURES:
+        _check_reader_keys(file, head)
         try:
             return _convert_with_reader(file, head, work_folder, reporter)
         except LibraryRefusedError as error:
             # A quantisation that the reader does not know, most likely.
             return _convert_with_transformers(file, head, work_folder, reporter, str(error).rstrip("."))
-    why = f"{file} is of the architecture '{head.architecture}', which OpenVINO GenAI's GGUF reader does not know"
+    why = (
+        f"{file} is of the architecture {shorten(head.architecture)}, which OpenVINO GenAI's GGUF reader does not know"
+    )
     return _convert_with_transformers(file, head, work_folder, reporter, why)
+
+
+def _check_reader_keys(file: Path, head: GgufHead) -> None:
+    """The reader tells of a key that it misses by no name.
+
+    https://github.com/openvinotoolkit/openvino.genai/tree/master/src/cpp/src/gguf_utils
+    """
+    keys = [
+        *(f"{head.architecture}.{key}" for key in ("block_count", "embedding_length", "attention.head_count")),
+        f"{head.architecture}.attention.layer_norm_rms_epsilon",
+        "tokenizer.ggml.model",
+        "tokenizer.ggml.tokens",
+    ]
+    if head.metadata.get("tokenizer.ggml.model") == "gpt2":
+        keys += ["tokenizer.ggml.merges", "tokenizer.ggml.token_type"]
+    for key in keys:
+        if key not in head.metadata:
+            raise ModelError(f"{file} cannot be converted: its key {key} is missing; get it again.")
 
 
 def _convert_with_reader(file: Path, head: GgufHead, work_folder: Path, reporter: Reporter) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.errors import ModelError
+from shard_builder.reporting import Reporter
 from shard_builder.sources.gguf import is_gguf, read_head
+from shard_builder.sources.gguf_source import convert_gguf_file
 
 
 def text(value: str) -> bytes:
@@ -70,3 +73,76 @@ def test_damaged_heads_are_read_or_refused_in_words(tmp_path: Path, changes: lis
     with contextlib.suppress(ModelError):
         head = read_head(path)
         assert head.needed_bytes <= len(content)
+
+
+def entry(key: str, value: int | str) -> bytes:
+    if isinstance(value, str):
+        return text(key) + struct.pack("<I", 8) + text(value)
+    return text(key) + struct.pack("<II", 4, value)
+
+
+def tensor(name: str, place: int = 0, shape: tuple[int, ...] = (8,)) -> bytes:
+    return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, place)
+
+
+def file_of(entries: list[bytes], tensors: list[bytes]) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join(entries + tensors)
+    return head + bytes(-len(head) % 32 + 256)
+
+
+LLAMA = entry("general.architecture", "llama")
+TWO_LAYERS = [tensor("blk.0.a"), tensor("blk.1.a", 32)]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (b"GGUF" + struct.pack("<III", 1, 0, 0), "version 1 of GGUF"),
+        (file_of([LLAMA], [tensor("w", 0, (2**63,) * 700)]), "700 dimensions"),
+        (file_of([LLAMA], [tensor("w" * 999, 0, (1,) * 5)]), "5 dimensions, 'w{100}…'"),
+        (file_of([LLAMA], [tensor("w", 0, (2**63,) * 4)]), "impossible size"),
+        (file_of([LLAMA, entry("general.alignment", 24)], []), "general.alignment"),
+        (file_of([LLAMA], [tensor("w", 4)]), "unaligned"),
+        (file_of([LLAMA], [tensor("w"), tensor("v")]), "overlaps"),
+        (file_of([LLAMA], [tensor("w"), tensor("w", 32)]), "two tensors of the name 'w'"),
+        (file_of([LLAMA, entry("llama.block_count", 0)], TWO_LAYERS), "llama.block_count"),
+        (file_of([LLAMA, entry("llama.block_count", 1)], TWO_LAYERS), "llama.block_count"),
+        (file_of([LLAMA, entry("llama.block_count", 2**31)], TWO_LAYERS), "llama.block_count"),
+        (file_of([LLAMA], TWO_LAYERS), "llama.block_count"),
+        (file_of([LLAMA, entry("llama.attention.head_count", 0)], []), "llama.attention.head_count' is 0"),
+        (file_of([LLAMA, entry("split.count", 3)], TWO_LAYERS), "one of the 3 parts"),
+        (file_of([], []), "general.architecture is missing"),
+    ],
+)
+def test_what_a_file_is_wrong_in_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=words) as refused:
+        read_head(path)
+    assert len(str(refused.value)) < len(str(path)) + 300
+
+
+@pytest.mark.parametrize(("count", "predicting"), [(2, 0), (2, 1), (3, 1)])
+def test_the_layers_of_a_whole_file_are_counted(tmp_path: Path, count: int, predicting: int) -> None:
+    path = tmp_path / "model.gguf"
+    keys = [entry("llama.block_count", count), entry("llama.nextn_predict_layers", predicting)]
+    path.write_bytes(file_of([LLAMA, *keys], TWO_LAYERS))
+    assert read_head(path).number("block_count") == count
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "llama.attention.layer_norm_rms_epsilon",
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.merges",
+        "llama.attention.head_count",
+    ],
+)
+def test_a_key_that_the_reader_misses_is_named(smollm2_gguf: Path, tmp_path: Path, missing: str) -> None:
+    head = read_head(smollm2_gguf)
+    without = replace(head, metadata={key: value for key, value in head.metadata.items() if key != missing})
+    with pytest.raises(ModelError, match=missing):
+        convert_gguf_file(smollm2_gguf, without, tmp_path, Reporter(None, None))
+    assert list(tmp_path.iterdir()) == []
