@@ -108,7 +108,9 @@ def shorten(name: str) -> str:
 def _check_metadata(metadata: dict[str, Any], tensors: set[str]) -> None:
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
-        raise _RefusedError("does not say its model's architecture: its key general.architecture is missing")
+        raise _RefusedError(
+            "does not say its model's architecture: its key general.architecture is missing; get it again"
+        )
     parts = metadata.get("split.count", 1)
     if isinstance(parts, int) and parts > 1:
         raise _RefusedError(f"is one of the {parts} parts of a model; join them with llama-gguf-split --merge")
@@ -118,9 +120,8 @@ def _check_metadata(metadata: dict[str, Any], tensors: set[str]) -> None:
         count, predicting = metadata.get(key), metadata.get(f"{architecture}.nextn_predict_layers", 0)
         counts = [count]
         if isinstance(count, int) and isinstance(predicting, int):
-            counts.append(
-                count - predicting
-            )  # layers that predict further tokens are counted, and some files lack them
+            # Layers that predict further tokens are counted, and some files lack them.
+            counts.append(count - predicting)
         if len(blocks) not in counts or blocks != set(range(len(blocks))):
             raise _RefusedError(
                 f"does not hold together: its key {shorten(key)} does not match the layers of its tensors, "
