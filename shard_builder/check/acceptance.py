@@ -11,13 +11,18 @@ import openvino as ov
 from fleet.build_messages import CheckLevel
 from fleet.errors import ModelError
 from fleet.manifest import KvPrecision, Manifest
-from shard_builder.check.chain import run_chain
-from shard_builder.check.findings import WRONG_LOGITS, explain, record, wrong_from
+from shard_builder.check.findings import explain, wrong_from
 from shard_builder.check.reference import make_reference
-from shard_builder.check.verification import count_steps, reference_head
-from shard_builder.check.whole_model import distance_to_untouched, has_copied_caches, has_incomplete_caches, whole_model
+from shard_builder.check.shard_check import check_shards, count_stage_steps, count_whole_steps
+from shard_builder.check.verification import reference_head
+from shard_builder.check.whole_model import (
+    Distance,
+    distance_to_untouched,
+    has_copied_caches,
+    has_incomplete_caches,
+    whole_model,
+)
 from shard_builder.cut.analysis import Analysis
-from shard_builder.forms.paged_check import check_paged, paged_step_count
 from shard_builder.reporting import Reporter
 
 DEVICE = "CPU"
@@ -41,30 +46,27 @@ def accept(
     precision: KvPrecision = "f32" if completed else manifest.kv_precision
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         head = reference_head(manifest, DEVICE, precision, sampled=check == "sample")
-        paged_steps = len(manifest.stages) * paged_step_count(head)
-        tick = reporter.steps("verify", count_steps(head, len(manifest.stages)) + paged_steps)
+        tick = reporter.steps("verify", count_whole_steps(head) + count_stage_steps(head, len(manifest.stages)))
         reference = make_reference(core, whole_model(core, analysis, manifest.cuts), head, Path(scratch), tick)
         if completed:
             distance = distance_to_untouched(core, analysis.source.graph, reference)
             manifest = msgspec.structs.replace(
                 manifest, notes=(*manifest.notes, *_describe_completion(distance, incomplete=incomplete, copied=copied))
             )
-            _refuse_wrong(analysis, distance or 0.0, WRONG_LOGITS)
-        result = run_chain(core, folder, manifest.stages, reference, DEVICE, precision, Path(scratch), tick)
-        manifest = record(manifest, reference, result)
-        limit = wrong_from(result.comparison)
-        for case in result.comparison.cases:
-            _refuse_wrong(analysis, case.max_abs_diff, limit, f" in the case '{case.case}'")
-        paged = check_paged(core, folder, manifest, reference, tick)
-        del reference, result
-    return msgspec.structs.replace(manifest, paged=paged)
+            if distance is not None and distance.max_abs_diff > wrong_from(distance.logit_range):
+                raise _wrong(analysis, distance.max_abs_diff)
+        checked = check_shards(core, folder, manifest, reference, Path(scratch), tick)
+        del reference
+    for case in checked.wrong_cases:
+        raise _wrong(analysis, case.max_abs_diff, f" in the case '{case.case}'")
+    return checked.manifest
 
 
-def _describe_completion(distance: float | None, *, incomplete: bool, copied: bool) -> list[str]:
+def _describe_completion(distance: Distance | None, *, incomplete: bool, copied: bool) -> list[str]:
     found = (
         "as it is it does not run on this PC's CPU"
         if distance is None
-        else f"as it is its attention is not fused, and its logits differ by up to {distance:.3g}"
+        else f"as it is its attention is not fused, and its logits differ by up to {distance.max_abs_diff:.3g}"
     )
     notes = []
     if incomplete:
@@ -80,9 +82,8 @@ def _describe_completion(distance: float | None, *, incomplete: bool, copied: bo
     return notes
 
 
-def _refuse_wrong(analysis: Analysis, difference: float, limit: float, where: str = "") -> None:
-    if difference > limit:
-        raise ModelError(
-            f"{analysis.source.name} cannot be cut here: its shards give other logits than the whole model "
-            f"(largest difference {difference:.3g}{where})."
-        )
+def _wrong(analysis: Analysis, difference: float, where: str = "") -> ModelError:
+    return ModelError(
+        f"{analysis.source.name} cannot be cut here: its shards give other logits than the whole model "
+        f"(largest difference {difference:.3g}{where})."
+    )

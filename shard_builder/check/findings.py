@@ -8,7 +8,6 @@ import openvino as ov
 from fleet.manifest import LeftOutCase, Manifest, RollbackKind, Verification
 from shard_builder.check.cases import MASK_INPUT, case_names, checked_model, crosses_window
 from shard_builder.check.chain import ChainResult
-from shard_builder.check.comparison import Comparison
 from shard_builder.check.reference import Reference
 from shard_builder.check.rollback import ROLLBACK_WORDS, is_noise
 from shard_builder.fusion.rules import explain_unfused
@@ -19,9 +18,9 @@ _WRONG_SHARE = 1e-2
 """The same as a share of the logits' range, for models all of whose logits are small."""
 
 
-def wrong_from(comparison: Comparison) -> float:
-    """The difference of a logit beyond which the cut is wrong."""
-    return min(WRONG_LOGITS, _WRONG_SHARE * comparison.logit_range)
+def wrong_from(logit_range: float) -> float:
+    """The difference of a logit beyond which two models are not the same, for logits of this range in f32."""
+    return min(WRONG_LOGITS, _WRONG_SHARE * logit_range)
 
 
 def record(manifest: Manifest, reference: Reference, result: ChainResult) -> Manifest:

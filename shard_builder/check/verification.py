@@ -23,14 +23,13 @@ from fleet.manifest import (
     encode_manifest,
     load_manifest,
 )
-from shard_builder.check.cases import checked_model, choose_sequences, step_count, whole_sequences
-from shard_builder.check.chain import run_chain
-from shard_builder.check.findings import WRONG_LOGITS, explain, record, wrong_from
+from shard_builder.check.cases import checked_model, choose_sequences
+from shard_builder.check.findings import WRONG_LOGITS, explain
 from shard_builder.check.reference import Reference, ReferenceHead, load_reference, make_reference
+from shard_builder.check.shard_check import check_shards, count_stage_steps, count_whole_steps
 from shard_builder.check.whole_model import whole_model
 from shard_builder.cut.analysis import Analysis, analyse
 from shard_builder.cut.opened_model import open_model
-from shard_builder.forms.paged_check import check_paged, paged_step_count
 from shard_builder.fusion.rules import check_fusion
 from shard_builder.inspection import FusedAttention
 from shard_builder.manifest_parts import model_id
@@ -70,7 +69,7 @@ class Check(msgspec.Struct, frozen=True):
     fusion_faults: tuple[tuple[FusionFault, ...], ...]
     """Per stage, where its graph breaks the pattern that the device plugins fuse."""
     paged: PagedForm | None
-    """Tried on the CPU; for another device, what was found before."""
+    """Tried on the CPU with shards that give the right logits; else what was found before."""
     wrong_from: float = WRONG_LOGITS
     """The largest difference that rounding may explain: less where all logits are small."""
 
@@ -119,22 +118,15 @@ def verify(
     check_files(folder, manifest, reporter)
     head = reference_head(manifest, device, kv_precision or manifest.kv_precision, sampled=sample)
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as scratch:
-        runs = count_steps(head, len(manifest.stages))
-        if device.startswith("CPU"):
-            runs += len(manifest.stages) * paged_step_count(head)
-        tick = reporter.steps("verify", runs)
+        tick = reporter.steps("verify", count_whole_steps(head) + count_stage_steps(head, len(manifest.stages)))
         stored = _reference(core, folder, manifest, head, reference, Path(scratch), reporter, tick, work_folder)
-        result = run_chain(core, folder, manifest.stages, stored, device, head.kv_precision, Path(scratch), tick)
-        checked = record(_with_fusion_faults(core, folder, manifest), stored, result)
-        limit = wrong_from(result.comparison)
-        if device.startswith("CPU"):
-            paged = check_paged(core, folder, checked, stored, tick)
-            checked = msgspec.structs.replace(checked, paged=paged)
-        del stored, result
-    found = checked.verification
+        examined = _with_fusion_faults(core, folder, manifest)
+        outcome = check_shards(core, folder, examined, stored, Path(scratch), tick)
+        del stored
+    checked, found = outcome.manifest, outcome.manifest.verification
     assert found is not None
     earlier = manifest.verification
-    if found.max_abs_diff <= limit and (earlier is None or (earlier.sampled and not found.sampled)):
+    if not outcome.wrong_cases and (earlier is None or (earlier.sampled and not found.sampled)):
         replace_manifest(folder, checked)
     return Check(
         max_abs_diff=found.max_abs_diff,
@@ -151,7 +143,7 @@ def verify(
         notes=explain(checked),
         fusion_faults=tuple(stage.fusion_faults for stage in checked.stages),
         paged=checked.paged,
-        wrong_from=limit,
+        wrong_from=outcome.wrong_from,
     )
 
 
@@ -166,11 +158,6 @@ def reference_head(manifest: Manifest, device: str, kv_precision: KvPrecision, *
         sampled=sampled,
         sequences=choose_sequences(checked_model(manifest), sampled=sampled),
     )
-
-
-def count_steps(head: ReferenceHead, stages: int) -> int:
-    """How often the whole model and the stages run in a check."""
-    return step_count(whole_sequences(head.sequences)) + stages * step_count(head.sequences)
 
 
 def _with_fusion_faults(core: ov.Core, folder: Path, manifest: Manifest) -> Manifest:
@@ -236,7 +223,7 @@ def _reference(
     if given is not None and given.is_dir():
         stored = load_reference(given)
         if stored is not None:
-            for _ in range(count_steps(head, 0)):
+            for _ in range(count_whole_steps(head)):
                 tick()
             return _fitting(stored, head)
     stores = given is not None and (not given.exists() or (given.is_dir() and not any(given.iterdir())))

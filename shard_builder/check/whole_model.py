@@ -8,6 +8,7 @@ order, so that nothing could be compared to the bit. How far that model is from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -61,8 +62,16 @@ def whole_model(core: ov.Core, analysis: Analysis, cuts: Sequence[int]) -> ov.Mo
     return model
 
 
-def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference) -> float | None:
-    """Largest difference between the untouched model's logits and the reference's; None where it does not run.
+@dataclass(frozen=True)
+class Distance:
+    """Between two models: the largest difference of a logit, and the range of the logits where it is widest."""
+
+    max_abs_diff: float
+    logit_range: float
+
+
+def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference) -> Distance | None:
+    """How far the untouched model's logits are from the reference's; None where it does not run.
 
     OpenVINO's GGUF reader makes graphs that only run with the attention fused, and so not without the Gather. A cache
     that starts undefined is not tried: the CPU plugin begins it with no rows, reads beyond them, and may crash.
@@ -75,7 +84,7 @@ def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference)
     if any(node.get_type_name() == READ_VALUE and not node.get_input_size() for node in model.get_ops()):
         return None
     ports = input_ports(model)
-    largest = 0.0
+    largest = widest = 0.0
     try:
         compiled = core.compile_model(model, head.device, exact_properties(head.device, head.kv_precision))
         for sequence in reference.sequences:
@@ -89,8 +98,10 @@ def distance_to_untouched(core: ov.Core, graph_file: Path, reference: Reference)
                 found = logits[values.compared]
                 if not np.isfinite(found).all():
                     raise ModelError(f"{graph_file} gives logits that are not numbers on {head.device}.")
-                largest = max(largest, float(np.max(np.abs(found - expected[start : start + len(found)]))))
+                step = expected[start : start + len(found)]
+                largest = max(largest, float(np.max(np.abs(found - step))))
+                widest = max(widest, float(np.ptp(step)))
                 start += len(found)
     except RuntimeError:
         return None
-    return largest
+    return Distance(largest, widest)

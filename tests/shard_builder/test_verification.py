@@ -15,12 +15,14 @@ from openvino import opset13 as ops
 from fleet.errors import CancelledError, ModelError
 from fleet.manifest import KvPrecision, encode_manifest, load_manifest
 from shard_builder import build, verify
+from shard_builder.check import acceptance
 from shard_builder.check.cases import Sequence, Step
 from shard_builder.check.chain import run_chain
 from shard_builder.check.comparison import Comparison
 from shard_builder.check.findings import record, wrong_from
 from shard_builder.check.reference import make_reference
 from shard_builder.check.verification import reference_head
+from shard_builder.check.whole_model import whole_model
 from shard_builder.shard_files import file_entry
 
 Writer = Callable[..., Path]
@@ -290,4 +292,28 @@ def test_wrong_logits_are_told_at_every_scale(scale: float) -> None:
     for factor, wrong in ((1.0, False), (1.0 + 1e-6, False), (-1.0, True), (1.1, True)):
         comparison = Comparison(Stored())  # type: ignore[arg-type]
         comparison.add(sequence, list(expected[:, None] * np.float32(factor)))
-        assert (comparison.max_abs_diff > wrong_from(comparison)) == wrong
+        assert (comparison.max_abs_diff > wrong_from(comparison.logit_range)) == wrong
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_what_completes_the_caches_is_refused_at_every_scale_where_it_changes_the_logits(
+    tiny_model: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float
+) -> None:
+    def scale_logits(model: ov.Model, factor: float) -> ov.Model:
+        result = next(result for result in model.get_results() if "logits" in result.output(0).get_names())
+        scaled = ops.multiply(result.input_value(0), ops.constant(np.float32(factor)))
+        result.input(0).replace_source_output(scaled.output(0))
+        return model
+
+    folder = tiny_model(gather=False)
+    graph = folder / "openvino_model.xml"
+    model = scale_logits(ov.Core().read_model(graph), scale)
+    ov.serialize(model, folder / "scaled.xml", folder / "scaled.bin")
+    del model
+    (folder / "scaled.xml").replace(graph)
+    (folder / "scaled.bin").replace(folder / "openvino_model.bin")
+    assert build(folder, tmp_path / "right", stages=2, check="sample").verification is not None
+    monkeypatch.setattr(acceptance, "whole_model", lambda *given: scale_logits(whole_model(*given), 1.5))
+    with pytest.raises(ModelError, match=r"other logits than the whole model \(largest difference [^ ]+\)\.$"):
+        build(folder, tmp_path / "wrong", stages=2, check="sample")
+    assert not (tmp_path / "wrong").exists()
