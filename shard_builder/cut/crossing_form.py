@@ -12,9 +12,10 @@ import numpy as np
 import openvino as ov
 from openvino import opset13
 
+from fleet.errors import ModelError
 from shard_builder.cut.graph import NOWHERE, Tensor
 from shard_builder.cut.layers import State
-from shard_builder.cut.opened_model import OpenedModel
+from shard_builder.cut.opened_model import OpenedModel, plain_reason
 from shard_builder.cut.shapes import (
     BATCH,
     SEQUENCE,
@@ -95,7 +96,11 @@ class CrossingForms:
     def __init__(
         self, opened: OpenedModel, read: Callable[[], OpenedModel], states: Sequence[State], caches: Collection[int]
     ) -> None:
-        """``read`` opens the same model anew; ``states`` and ``caches`` as in its layer map."""
+        """``read`` opens the same model anew; ``states`` and ``caches`` as in its layer map.
+
+        Raises:
+            ModelError: OpenVINO cannot infer the shapes.
+        """
         self._opened = opened
         static = {
             dimension.get_length()
@@ -110,7 +115,13 @@ class CrossingForms:
             self._twins = [_with_shapes(read(), sizes, states) for sizes in self._sizes]
         except RuntimeError:
             # Some graphs repeat a cache's heads in a way that only holds once a plugin has fused it with the attention.
-            self._twins = [_with_shapes(read(), sizes, (), caches) for sizes in self._sizes]
+            try:
+                self._twins = [_with_shapes(read(), sizes, (), caches) for sizes in self._sizes]
+            except RuntimeError as error:
+                raise ModelError(
+                    f"The shapes in the model do not follow from those of its inputs, so it cannot be cut: "
+                    f"{plain_reason(error)}."
+                ) from None
 
     def width(self, tensor: Tensor) -> int | None:
         """Numbers per token of a tensor; None where it is of no form that can cross."""

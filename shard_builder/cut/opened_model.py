@@ -12,9 +12,8 @@ import openvino as ov
 from fleet.errors import ModelError
 from shard_builder.cut.graph import ASSIGN, CONSTANT, READ_VALUE, Graph, Node, Tensor
 from shard_builder.cut.layers import State
-from shard_builder.cut.source_form import KNOWN_INPUTS, TOKEN_INPUT, bring_into_form, port_name
+from shard_builder.cut.source_form import KNOWN_INPUTS, LOGITS_OUTPUT, TOKEN_INPUT, bring_into_form, port_name
 
-LOGITS_OUTPUT = "logits"
 EMBEDDING_OUTPUTS = ("last_hidden_state", "token_embeddings", "sentence_embedding", "pooler_output")
 """What exporters call the outputs of models that are exported for feature extraction."""
 
@@ -79,6 +78,13 @@ def language_model_ports(opened: OpenedModel, where: Path) -> tuple[int, Tensor]
         past = any("past" in name for name in unknown)
         hint = "no output is what becomes of it; export it with states" if past else "a pipeline cannot feed it"
         raise ModelError(f"{where} has an input '{unknown[0]}' besides {', '.join(KNOWN_INPUTS)}; {hint}.")
+    shape = opened.operations[parameters[TOKEN_INPUT]].get_output_partial_shape(0)
+    if shape.rank.is_static:
+        for dimension, what in zip(shape, ("a batch", "a number of tokens"), strict=False):
+            if dimension.is_static:
+                raise ModelError(
+                    f"{where} is made for {what} of {dimension.get_length()} alone; export it with dynamic shapes."
+                )
     results = [number for number, node in enumerate(opened.graph.nodes) if node.kind == "Result"]
     named = [number for number in results if _named(opened, number, LOGITS_OUTPUT)]
     chosen = named if named else results

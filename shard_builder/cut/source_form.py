@@ -1,7 +1,8 @@
 """Brings a freshly read model into the one form that is cut: stateful, with no inputs but those that a pipeline feeds.
 
 Models that were exported without states take every cache as an input and give it back as an output; OpenVINO's own
-transformation makes variables of them. An input that has one plain value for text becomes a constant.
+transformation makes variables of them. An input that has one plain value for text becomes a constant, the others have
+one type each, and outputs beside the logits go.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from openvino._offline_transformations import apply_make_stateful_transformation
 TOKEN_INPUT = "input_ids"
 KNOWN_INPUTS = (TOKEN_INPUT, "attention_mask", "position_ids", "beam_idx")
 """The inputs that a stage may be fed with, in the order in which a shard lists them."""
+INPUT_TYPES = {name: "i32" if name == "beam_idx" else "i64" for name in KNOWN_INPUTS}
+LOGITS_OUTPUT = "logits"
 ZERO_INPUTS = ("token_type_ids",)
 """Inputs [batch, sequence] that are 0 for every token of a text that is not made of parts."""
 _PAST_AND_PRESENT = ((r"past_key_values", "present"), (r"past", "present"), (r"past_key_values", "present_key_values"))
@@ -44,7 +47,42 @@ def bring_into_form(model: ov.Model) -> tuple[str, ...]:
         if name in parameters and TOKEN_INPUT in parameters:
             _make_zero(model, parameters[name], parameters[TOKEN_INPUT])
             notes.append(f"The model's input '{name}' is fixed to 0, its value for plain text.")
+    for name, element_type in INPUT_TYPES.items():
+        given = parameters[name].get_output_element_type(0) if name in parameters else None
+        if given is not None and given.is_integral_number() and given.get_type_name() != element_type:
+            _retype(model, parameters[name], element_type)
+            notes.append(f"The model's input '{name}' takes {element_type} numbers instead of {given.get_type_name()}.")
+    results = model.get_results()
+    logits = [result for result in results if LOGITS_OUTPUT in _names(result)]
+    if len(logits) == 1:
+        for result in results:
+            if result.get_name() != logits[0].get_name():
+                model.remove_result(result)
+                notes.append(f"The model's output '{port_name(result.output(0))}' is left out.")
     return tuple(notes)
+
+
+def _names(result: Any) -> set[str]:
+    names: set[str] = result.output(0).get_names() | result.input_value(0).get_names()
+    return names
+
+
+def _retype(model: ov.Model, parameter: Any, element_type: str) -> None:
+    """Replaces an input by one of another integer type.
+
+    A Gather takes indices of either type, and the plugins only fuse a cache's with nothing in between.
+    """
+    given = parameter.get_output_element_type(0)
+    renewed = opset13.parameter(parameter.get_output_partial_shape(0), getattr(ov.Type, element_type))
+    names, friendly_name = parameter.output(0).get_names(), parameter.get_friendly_name()
+    converted = opset13.convert(renewed, given.get_type_name())
+    for target in list(parameter.output(0).get_target_inputs()):
+        is_index = target.get_node().get_type_name() == "Gather" and target.get_index() == 1
+        target.replace_source_output((renewed if is_index else converted).output(0))
+    model.remove_parameter(parameter)
+    renewed.set_friendly_name(friendly_name)
+    renewed.output(0).get_tensor().set_names(names)
+    model.add_parameters([renewed])
 
 
 def _find_pairs(model: ov.Model) -> dict[str, str]:

@@ -15,7 +15,8 @@ from fleet.manifest import KvPrecision, Manifest, PagedForm, Stage
 from shard_builder.check.cases import Sequence, checked_model, crosses_window, without_rejected
 from shard_builder.check.reference import Reference, ReferenceHead, exact_properties, input_ports, run_sequence
 from shard_builder.check.step_values import StepValues, step_values
-from shard_builder.cut.opened_model import LOGITS_OUTPUT, plain_reason
+from shard_builder.cut.opened_model import plain_reason
+from shard_builder.cut.source_form import LOGITS_OUTPUT
 from shard_builder.cut.surgery import HIDDEN_INPUT
 from shard_builder.forms.paged import NotPagedError, PagedShard, block_tokens, make_paged
 from shard_builder.forms.paged_steps import RaggedStep, can_be_paged, count_blocks, ragged_steps

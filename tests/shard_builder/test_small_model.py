@@ -99,7 +99,7 @@ def test_a_gguf_file_cut_short_is_refused(smollm2_gguf: Path, tmp_path: Path) ->
 
 
 def test_a_gguf_file_that_the_reader_does_not_know_is_refused(smollm2_gguf: Path, tmp_path: Path) -> None:
-    content = bytearray(smollm2_gguf.read_bytes())
+    content = bytearray(smollm2_gguf.read_bytes().replace(b"llama.", b"ladle."))
     place = content.index(b"general.architecture") + len(b"general.architecture") + 12
     content[place : place + 5] = b"ladle"
     unknown = tmp_path / "unknown.gguf"
