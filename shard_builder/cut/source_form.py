@@ -2,7 +2,7 @@
 
 Models that were exported without states take every cache as an input and give it back as an output; OpenVINO's own
 transformation makes variables of them. An input that has one plain value for text becomes a constant, the others have
-one type each, and outputs beside the logits go.
+one type each, and the logits are the first output.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def bring_into_form(model: ov.Model) -> tuple[str, ...]:
             notes.append(f"The model's input '{name}' takes {element_type} numbers instead of {given.get_type_name()}.")
     results = model.get_results()
     logits = [result for result in results if LOGITS_OUTPUT in _names(result)]
-    if len(logits) == 1:
+    if len(logits) == 1 and logits[0].get_name() != results[0].get_name():
+        # The first output is the one that is read.
         for result in results:
             if result.get_name() != logits[0].get_name():
                 model.remove_result(result)

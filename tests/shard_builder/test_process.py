@@ -87,4 +87,4 @@ def test_closing_the_pipe_cancels(smollm2_gguf: Path, tmp_path: Path) -> None:
     *_, failed = read_lines(process)
     assert isinstance(failed, BuildFailed)
     assert failed.cancelled
-    assert [path.name for path in tmp_path.rglob("*")] == ["work"]
+    assert not list(tmp_path.rglob("*"))

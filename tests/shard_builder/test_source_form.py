@@ -68,7 +68,7 @@ def test_inputs_of_another_integer_type_are_fed_as_all_are(
             assert port.get_element_type().get_type_name() == expected
 
 
-def test_outputs_beside_the_logits_are_left_out(tiny_model: Writer, tmp_path: Path) -> None:
+def test_outputs_before_the_logits_are_left_out(tiny_model: Writer, tmp_path: Path) -> None:
     def change(model: ov.Model) -> None:
         logits = model.get_results()[0]
         first = ops.result(ops.relu(parameter_of(model, "input_ids")))
