@@ -46,8 +46,11 @@ def without_gather(model: ov.Model) -> ov.Model:
 class Runner:
     """A chain of compiled models, fed with one sequence of random tokens (batch 1)."""
 
-    def __init__(self, models: list[ov.Model], threads: int) -> None:
+    def __init__(self, models: list[ov.Model], threads: int, inference_precision: str = "") -> None:
+        """``threads`` 0 and an empty ``inference_precision`` leave the choice to the device."""
         properties = dict(PROPERTIES)
+        if inference_precision:
+            properties["INFERENCE_PRECISION_HINT"] = inference_precision
         if threads:
             properties["INFERENCE_NUM_THREADS"] = threads
         core = ov.Core()
@@ -73,18 +76,19 @@ class Runner:
 
     def step(self, tokens: int) -> NDArray[Any]:
         """Runs so many new tokens; a chain's later models take what the one before gave."""
-        ids = self._generator.integers(0, 1000, (1, tokens))
-        flowing: NDArray[Any] = self._generator.random((1, tokens, self._widths[0]), dtype=np.float32)
+        feed: dict[str, NDArray[Any]] = {
+            "input_ids": self._generator.integers(0, 1000, (1, tokens)),
+            "inputs_embeds": self._generator.random((1, tokens, self._widths[0]), dtype=np.float32),
+            "attention_mask": np.ones((1, self._past + tokens), np.int64),
+            "position_ids": np.arange(self._past, self._past + tokens)[None],
+            "beam_idx": np.zeros(1, np.int32),
+            "sampled_positions": np.array([tokens - 1]),
+        }
         for request, inputs in zip(self._requests, self._inputs, strict=True):
-            feed: dict[str, NDArray[Any]] = {
-                "input_ids": ids,
-                "inputs_embeds": flowing,
-                "attention_mask": np.ones((1, self._past + tokens), np.int64),
-                "position_ids": np.arange(self._past, self._past + tokens)[None],
-                "beam_idx": np.zeros(1, np.int32),
-                "sampled_positions": np.array([tokens - 1]),
-            }
-            request.infer({name: value for name, value in feed.items() if name in inputs}, share_inputs=True)
-            flowing = request.get_output_tensor(0).data
+            for name in inputs:
+                request.set_tensor(name, ov.Tensor(feed[name], shared_memory=True))
+            request.infer(share_outputs=True)
+            flowing: NDArray[Any] = request.get_output_tensor(0).data
+            feed["inputs_embeds"] = flowing
         self._past += tokens
         return flowing

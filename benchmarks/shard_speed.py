@@ -1,12 +1,14 @@
 """Decoding by the whole model, by its shards in a chain, and by shards without the Gather by beam_idx, side by side.
 
-    python -m benchmarks.shard_speed MODEL SHARDS [--contexts 64,512,2000] [--rounds 7] [--steps 16] [--json]
+    python -m benchmarks.shard_speed MODEL SHARDS [--contexts 64,512,2000] [--rounds 7] [--steps 16]
+        [--inference-precision f32] [--json]
 
 MODEL is the IR folder that SHARDS were cut from. All three live in one process on one processor and take turns step by
 step, so that whatever else the PC does slows all alike. Per round and context the tokens per second of each, by its
 median step, are divided by the whole model's; the median of the rounds is shown with the lowest and highest. Without
 the Gather the CPU plugin does not fuse the attention with its cache; a graph that does not run so (those of OpenVINO's
-GGUF reader) is left out.
+GGUF reader) is left out. A CPU with AMX computes in bf16 by itself: there the hidden states of all shards but the last
+stay in f32 up to their output, which takes conversions that the whole model does without.
 """
 
 from __future__ import annotations
@@ -40,15 +42,16 @@ class Figures(msgspec.Struct, frozen=True):
     """Empty where the graph does not run so."""
 
 
-def make_runners(model_folder: Path, shard_folder: Path) -> dict[str, Runner]:
+def make_runners(model_folder: Path, shard_folder: Path, inference_precision: str = "") -> dict[str, Runner]:
     """All that are compared, on one thread."""
     stages = range(len(load_manifest(shard_folder).stages))
     runners = {
-        WHOLE: Runner([whole_model_of(model_folder)], 1),
-        CHAIN: Runner([chain_model(shard_folder, stage) for stage in stages], 1),
+        WHOLE: Runner([whole_model_of(model_folder)], 1, inference_precision),
+        CHAIN: Runner([chain_model(shard_folder, stage) for stage in stages], 1, inference_precision),
     }
     try:
-        bare = Runner([without_gather(chain_model(shard_folder, stage)) for stage in stages], 1)
+        shards = [without_gather(chain_model(shard_folder, stage)) for stage in stages]
+        bare = Runner(shards, 1, inference_precision)
         bare.step(2)
         bare.step(1)
         runners[NO_GATHER] = bare
@@ -89,13 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--contexts", default="64,512,2000", help="tokens before the measured steps")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=16, help="single steps per round")
+    parser.add_argument("--inference-precision", choices=["f32", "bf16"], default="", help="the device's by default")
     parser.add_argument("--json", action="store_true", help="one JSON document and nothing else")
     chosen = parser.parse_args(arguments)
     if sys.platform != "darwin":
         process = psutil.Process()
         process.cpu_affinity(process.cpu_affinity()[:1])
     try:
-        runners = make_runners(chosen.model, chosen.shards)
+        runners = make_runners(chosen.model, chosen.shards, chosen.inference_precision)
     except PacelineError as error:
         print(error, file=sys.stderr)
         return 1
