@@ -10,7 +10,7 @@ stream that enters the layer. Names of nodes are never looked at: they differ by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -196,35 +196,30 @@ def _find_stream(graph: Graph, caches: Collection[int], stateful: set[int], logi
 
 def _new_values(graph: Graph, state: State, caches: Collection[int]) -> list[int]:
     """The nodes that give what a state is to hold next, but for what it held before."""
-    found = []
-    waiting = [state.assign]
-    seen = set(waiting)
-    while waiting:
-        for source, _ in graph.nodes[waiting.pop()].inputs:
-            if source in seen:
-                continue
-            seen.add(source)
-            if source in caches:
-                waiting.append(source)
-            else:
-                found.append(source)
-    return found
+    return _beyond_caches(state.assign, lambda number: graph.nodes[number].inputs, caches)
 
 
 def _readers(graph: Graph, state: State, caches: Collection[int]) -> list[int]:
     """The nodes that take in what a state holds, as it is or with what is stored next to it."""
+    return _beyond_caches(state.read, lambda number: graph.consumers[number], caches)
+
+
+def _beyond_caches(
+    start: int, neighbours: Callable[[int], Iterable[tuple[int, int]]], caches: Collection[int]
+) -> list[int]:
+    """The first nodes that are no caches on all ways from a node on; neighbours come with a port."""
     found = []
-    waiting = [state.read]
+    waiting = [start]
     seen = set(waiting)
     while waiting:
-        for consumer, _ in graph.consumers[waiting.pop()]:
-            if consumer in seen:
+        for number, _ in neighbours(waiting.pop()):
+            if number in seen:
                 continue
-            seen.add(consumer)
-            if consumer in caches:
-                waiting.append(consumer)
+            seen.add(number)
+            if number in caches:
+                waiting.append(number)
             else:
-                found.append(consumer)
+                found.append(number)
     return found
 
 

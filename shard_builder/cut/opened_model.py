@@ -12,7 +12,14 @@ import openvino as ov
 from fleet.errors import ModelError
 from shard_builder.cut.graph import ASSIGN, CONSTANT, READ_VALUE, Graph, Node, Tensor
 from shard_builder.cut.layers import State
-from shard_builder.cut.source_form import KNOWN_INPUTS, LOGITS_OUTPUT, TOKEN_INPUT, bring_into_form, port_name
+from shard_builder.cut.source_form import (
+    KNOWN_INPUTS,
+    LOGITS_OUTPUT,
+    TOKEN_INPUT,
+    bring_into_form,
+    output_names,
+    port_name,
+)
 
 EMBEDDING_OUTPUTS = ("last_hidden_state", "token_embeddings", "sentence_embedding", "pooler_output")
 """What exporters call the outputs of models that are exported for feature extraction."""
@@ -98,8 +105,7 @@ def language_model_ports(opened: OpenedModel, where: Path) -> tuple[int, Tensor]
 
 
 def _named(opened: OpenedModel, result: int, name: str) -> bool:
-    source, port = opened.graph.nodes[result].inputs[0]
-    return name in opened.operations[source].output(port).get_names() | opened.operations[result].output(0).get_names()
+    return name in output_names(opened.operations[result])
 
 
 def _nodes(operations: Sequence[Any]) -> list[Node]:

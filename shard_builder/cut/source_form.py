@@ -53,7 +53,7 @@ def bring_into_form(model: ov.Model) -> tuple[str, ...]:
             _retype(model, parameters[name], element_type)
             notes.append(f"The model's input '{name}' takes {element_type} numbers instead of {given.get_type_name()}.")
     results = model.get_results()
-    logits = [result for result in results if LOGITS_OUTPUT in _names(result)]
+    logits = [result for result in results if LOGITS_OUTPUT in output_names(result)]
     if len(logits) == 1 and logits[0].get_name() != results[0].get_name():
         # The first output is the one that is read.
         for result in results:
@@ -63,7 +63,8 @@ def bring_into_form(model: ov.Model) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _names(result: Any) -> set[str]:
+def output_names(result: Any) -> set[str]:
+    """The names of one of the model's outputs."""
     names: set[str] = result.output(0).get_names() | result.input_value(0).get_names()
     return names
 
